@@ -1,0 +1,107 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Heads over hidden states: log-probability and entropy of tokens, a chunk of the vocabulary at a time."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+VOCAB_CHUNK = 8192
+
+
+def token_logprobs(
+    hidden: Float[Array, "M D"],
+    head: Float[Array, "V D"],
+    targets: Int[Array, " M"],
+    *,
+    temperature: float = 1.0,
+    chunk: int = VOCAB_CHUNK,
+) -> tuple[Float[Array, " M"], Float[Array, " M"]]:
+    """Log-probability of each target and entropy of its distribution, softmax(hidden·headᵀ/τ).
+
+    ``logp = l_target − logsumexp(l)``, ``entropy = logsumexp(l) − Σ_v p_v l_v`` with ``l = hidden·headᵀ/τ``.
+    The vocabulary is read in chunks with a running maximum, forward and backward (the chunk's logits are
+    recomputed), so the largest array is [M, chunk]. Both outputs are differentiable, in at least float32, in nats.
+
+    Args:
+        temperature: τ > 0 of the policy.
+        chunk: how many rows of the vocabulary are alive at a time.
+    """
+    return _token_logprobs(hidden, head, targets, temperature, min(chunk, head.shape[0]))
+
+
+def _chunk_logits(hidden, head, index, temperature, chunk):
+    """Logits of one chunk, its first vocabulary id, and which of its columns are new.
+
+    The last chunk is moved back so that it ends with the vocabulary; what overlaps is not new.
+    """
+    vocab = head.shape[0]
+    start = jnp.minimum(index * chunk, vocab - chunk)
+    rows = jax.lax.dynamic_slice_in_dim(head, start, chunk)
+    wide = jnp.promote_types(hidden.dtype, jnp.float32)
+    logits = jnp.einsum("md,vd->mv", hidden, rows, preferred_element_type=wide) / temperature
+    ids = start + jnp.arange(chunk)
+    return logits, rows, ids, ids >= index * chunk
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _token_logprobs(hidden, head, targets, temperature, chunk):
+    return _token_logprobs_fwd(hidden, head, targets, temperature, chunk)[0]
+
+
+def _token_logprobs_fwd(hidden, head, targets, temperature, chunk):
+    wide = jnp.promote_types(hidden.dtype, jnp.float32)
+    count = -(-head.shape[0] // chunk)
+    lowest = jnp.finfo(wide).min
+
+    def step(carry, index):
+        top, total, weighted, chosen = carry
+        logits, _, ids, new = _chunk_logits(hidden, head, index, temperature, chunk)
+        masked = jnp.where(new[None, :], logits, lowest)
+        new_top = jnp.maximum(top, jnp.max(masked, axis=-1))
+        exp = jnp.where(new[None, :], jnp.exp(masked - new_top[:, None]), 0.0)
+        scale = jnp.exp(top - new_top)
+        total = total * scale + jnp.sum(exp, axis=-1)
+        weighted = weighted * scale + jnp.sum(exp * logits, axis=-1)
+        hit = (ids[None, :] == targets[:, None]) & new[None, :]
+        chosen = chosen + jnp.sum(jnp.where(hit, logits, 0.0), axis=-1)
+        return (new_top, total, weighted, chosen), None
+
+    zeros = jnp.zeros(hidden.shape[0], wide)
+    start = (jnp.full(hidden.shape[0], lowest, wide), zeros, zeros, zeros)
+    (top, total, weighted, chosen), _ = jax.lax.scan(step, start, jnp.arange(count))
+    lse = top + jnp.log(total)
+    mean_logit = weighted / total
+    return (chosen - lse, lse - mean_logit), (hidden, head, targets, lse, mean_logit)
+
+
+def _token_logprobs_bwd(temperature, chunk, residuals, cotangents):
+    hidden, head, targets, lse, mean_logit = residuals
+    d_logp, d_entropy = cotangents
+    wide = lse.dtype
+    count = -(-head.shape[0] // chunk)
+
+    def step(carry, index):
+        d_hidden, d_head = carry
+        logits, rows, ids, new = _chunk_logits(hidden, head, index, temperature, chunk)
+        p = jnp.exp(logits - lse[:, None])
+        hit = (ids[None, :] == targets[:, None]).astype(wide)
+        d = d_logp[:, None] * (hit - p) - d_entropy[:, None] * p * (logits - mean_logit[:, None])
+        d = jnp.where(new[None, :], d, 0.0) / temperature
+        d_hidden = d_hidden + jnp.einsum("mv,vd->md", d, rows.astype(wide))
+        d_rows = jnp.einsum("mv,md->vd", d, hidden.astype(wide))
+        start = jnp.minimum(index * chunk, head.shape[0] - chunk)
+        old = jax.lax.dynamic_slice_in_dim(d_head, start, chunk)
+        d_head = jax.lax.dynamic_update_slice_in_dim(d_head, old + d_rows, start, 0)
+        return (d_hidden, d_head), None
+
+    start = (jnp.zeros(hidden.shape, wide), jnp.zeros(head.shape, wide))
+    (d_hidden, d_head), _ = jax.lax.scan(step, start, jnp.arange(count))
+    return d_hidden.astype(hidden.dtype), d_head.astype(head.dtype), None
+
+
+_token_logprobs.defvjp(_token_logprobs_fwd, _token_logprobs_bwd)

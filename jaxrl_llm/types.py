@@ -1,0 +1,100 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The values that cross the borders between rooms.
+
+`Prompt` → (sampler) → `Rollout` → (rewards) → `Rollout` with a `Reward` → (batching) → `Batch`.
+Tokens are the truth: text is rendered from tokens and never tokenised again on the way to training.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """One task for the policy.
+
+    Attributes:
+        id: a name that stays the same over epochs and restarts.
+        tokens: the prompt as token ids, exactly as the model reads them.
+        text: the prompt as a person reads it (after the chat template, if there is one).
+        answer: what the verifiers compare with; None where the task has no answer.
+        columns: every other column of the data source, handed to the rewards untouched.
+    """
+
+    id: str
+    tokens: tuple[int, ...]
+    text: str
+    answer: Any = None
+    columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reward:
+    """The verdict on one rollout. `value` is finite; `parts` are shown in the curves and samples."""
+
+    value: float
+    parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+    """One completion of one prompt; arrays have one entry per completion token.
+
+    Attributes:
+        prompt: the prompt that was completed.
+        sample: index within the prompt's group, 0..G-1.
+        tokens: int32 [C], the completion; the stop token that the policy chose is its last entry.
+        logp_sampler: float32 [C], log-probability under softmax(logits/τ) as the sampler saw it
+            (at τ = 0, greedy: under softmax(logits)).
+        mask: bool [C], True on tokens that the policy chose.
+        weights_version: int32 [C], the version of the weights that chose each token.
+        finish_reason: "stop" (a stop id was chosen) or "length".
+        completion: the completion as text, rendered from `tokens` without the stop token.
+        reward: None until scored, or when no verdict could be formed.
+    """
+
+    prompt: Prompt
+    sample: int
+    tokens: np.ndarray
+    logp_sampler: np.ndarray
+    mask: np.ndarray
+    weights_version: np.ndarray
+    finish_reason: Literal["stop", "length"]
+    completion: str = ""
+    reward: Reward | None = None
+
+
+@struct.dataclass
+class Batch:
+    """Rows for the trainer. `x[n, t]` of every per-token array speaks of `tokens[n, t]` itself:
+    `logp_sampler[n, t]` is the log-probability of `tokens[n, t]` given the tokens before it.
+
+    Attributes:
+        tokens: token ids; anything on padding.
+        positions: position of each token within its sequence, from 0.
+        segment_ids: 1, 2, … for the sequences in a row, 0 on padding; attention never crosses segments.
+        mask: True on the tokens that the policy chose and that are trained on.
+        advantages: one advantage per token (constant over a sequence for group methods).
+        logp_sampler: recorded by the sampler.
+        logp_old: log-probability at the start of the update, or None for a single on-policy update
+            (the ratio is then exactly 1, with its gradient).
+        logp_ref: log-probability under the reference policy, or None when it is not used.
+    """
+
+    tokens: Int[Array, "N T"]
+    positions: Int[Array, "N T"]
+    segment_ids: Int[Array, "N T"]
+    mask: Bool[Array, "N T"]
+    advantages: Float[Array, "N T"]
+    logp_sampler: Float[Array, "N T"]
+    logp_old: Float[Array, "N T"] | None = None
+    logp_ref: Float[Array, "N T"] | None = None
