@@ -1,0 +1,195 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""From per-token terms to one number, as (sum, count), so that no split of a batch changes the loss.
+
+A sequence is a run of equal, positive `segment_ids` in a row (packed rows hold several); without segment ids
+every row is one sequence. A sequence counts if at least one of its tokens is trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+Reduction = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
+REDUCTIONS: tuple[str, ...] = ("token_mean", "sequence_mean", "sequence_sum", "constant")
+
+
+@struct.dataclass
+class Counts:
+    """What the sums of a loss are divided by, counted over the whole optimiser batch (all devices).
+
+    Attributes:
+        tokens: how many tokens are trained on.
+        sequences: how many sequences have a token that is trained on.
+    """
+
+    tokens: Int[Array, ""]
+    sequences: Int[Array, ""]
+
+
+def on_mask(values: Float[Array, "N T"], mask: Bool[Array, "N T"]) -> Float[Array, "N T"]:
+    """`values` where trained on, 0 elsewhere, in at least float32: masked NaN reach neither values nor gradients.
+
+    Source: the double-where rule, https://docs.jax.dev/en/latest/faq.html.
+    """
+    wide = jnp.promote_types(values.dtype, jnp.float32)
+    return jnp.where(mask, values.astype(wide), jnp.zeros((), wide))
+
+
+def sequence_total(
+    values: Float[Array, "N T"],
+    mask: Bool[Array, "N T"],
+    segment_ids: Int[Array, "N T"] | None = None,
+) -> Float[Array, "N T"]:
+    """At every position, the sum of the masked values of the sequence that the position belongs to.
+
+    Two segmented scans rather than a scatter: the order of additions is fixed, so the result (and its
+    gradient) is the same on every run and device, and equal bit for bit at all positions of a sequence.
+
+    Source: segmented scans, Blelloch 1990, https://www.cs.cmu.edu/~guyb/papers/Ble93.pdf.
+    """
+    values = on_mask(values, mask)
+    if segment_ids is None:
+        return jnp.broadcast_to(jnp.sum(values, axis=1, keepdims=True), values.shape)
+    edge = segment_ids[:, 1:] != segment_ids[:, :-1]
+    outer = jnp.ones((values.shape[0], 1), bool)
+    starts = jnp.concatenate([outer, edge], axis=1)
+    ends = jnp.concatenate([edge, outer], axis=1)
+
+    def add(left, right):
+        (left_sum, left_edge), (right_sum, right_edge) = left, right
+        return jnp.where(right_edge, right_sum, left_sum + right_sum), left_edge | right_edge
+
+    running, _ = jax.lax.associative_scan(add, (values, starts), axis=1)
+    last = jnp.where(ends, running, jnp.zeros_like(running))
+    total, _ = jax.lax.associative_scan(add, (last, ends), axis=1, reverse=True)
+    return total
+
+
+def sequence_length(
+    mask: Bool[Array, "N T"],
+    segment_ids: Int[Array, "N T"] | None = None,
+    dtype: jnp.dtype = jnp.float32,
+) -> Float[Array, "N T"]:
+    """At every position, how many tokens of its sequence are trained on; 1 where there are none.
+
+    Source: |o_i| of GRPO, https://arxiv.org/abs/2402.03300, Eq. 3.
+    """
+    length = sequence_total(mask.astype(dtype), mask, segment_ids)
+    return jnp.maximum(length, jnp.ones((), length.dtype))
+
+
+def sequence_mean(
+    values: Float[Array, "N T"],
+    mask: Bool[Array, "N T"],
+    segment_ids: Int[Array, "N T"] | None = None,
+) -> Float[Array, "N T"]:
+    """At every position, the mean of the masked values of its sequence.
+
+    Source: the length-normalised log-ratio of GSPO, https://arxiv.org/abs/2507.18071, Eq. 7.
+    """
+    total = sequence_total(values, mask, segment_ids)
+    return total / sequence_length(mask, segment_ids, total.dtype)
+
+
+def sequence_marks(
+    mask: Bool[Array, "N T"], segment_ids: Int[Array, "N T"] | None = None
+) -> Bool[Array, "N T"]:
+    """True at one position (the last) of every sequence with a trained token: sum over it to sum over sequences.
+
+    Source: the counting of sequences in GRPO, https://arxiv.org/abs/2402.03300, Eq. 3.
+    """
+    trained = sequence_total(mask.astype(jnp.float32), mask, segment_ids) > 0
+    outer = jnp.ones((mask.shape[0], 1), bool)
+    if segment_ids is None:
+        return trained & jnp.concatenate([jnp.zeros_like(mask[:, 1:]), outer], axis=1)
+    ends = jnp.concatenate([segment_ids[:, 1:] != segment_ids[:, :-1], outer], axis=1)
+    return trained & ends
+
+
+def batch_counts(mask: Bool[Array, "N T"], segment_ids: Int[Array, "N T"] | None = None) -> Counts:
+    """Trained tokens and sequences in these rows; counts of several micro-batches add up.
+
+    Source: token counts of DAPO, https://arxiv.org/abs/2503.14476, Eq. 8.
+    """
+    marks = sequence_marks(mask, segment_ids)
+    return Counts(tokens=jnp.sum(mask, dtype=jnp.int32), sequences=jnp.sum(marks, dtype=jnp.int32))
+
+
+def add_counts(counts: Sequence[Counts]) -> Counts:
+    """The counts of the whole optimiser batch from those of its micro-batches.
+
+    Source: token counts of DAPO, https://arxiv.org/abs/2503.14476, Eq. 8.
+    """
+    return jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *counts)
+
+
+def reduction_sum(
+    values: Float[Array, "N T"],
+    mask: Bool[Array, "N T"],
+    *,
+    reduction: Reduction,
+    segment_ids: Int[Array, "N T"] | None = None,
+) -> Float[Array, ""]:
+    """The numerator: ``Σ x`` over trained tokens, and ``Σ_sequences mean_tokens x`` for ``sequence_mean``.
+
+    Source: GRPO, https://arxiv.org/abs/2402.03300, Eq. 3 (``sequence_mean``); DAPO,
+    https://arxiv.org/abs/2503.14476, Eq. 8 (``token_mean``); Dr. GRPO, https://arxiv.org/abs/2503.20783
+    (``constant``, ``sequence_sum``).
+    """
+    values = on_mask(values, mask)
+    if reduction == "sequence_mean":
+        values = values / sequence_length(mask, segment_ids, values.dtype)
+    return jnp.sum(values)
+
+
+def reduction_count(
+    counts: Counts,
+    *,
+    reduction: Reduction,
+    constant: float | None = None,
+    dtype: jnp.dtype = jnp.float32,
+) -> Float[Array, ""]:
+    """The denominator that belongs to `reduction`, from counts over the whole optimiser batch; at least 1.
+
+    ========================  =============================================
+    ``token_mean``            trained tokens
+    ``sequence_mean``, `_sum` sequences with a trained token
+    ``constant``              `constant` × sequences with a trained token
+    ========================  =============================================
+
+    Source: as for `reduction_sum`; Dr. GRPO divides by a constant so that a token weighs the same in an answer
+    of any length, https://arxiv.org/abs/2503.20783.
+    """
+    assert reduction in REDUCTIONS, reduction
+    count = counts.tokens if reduction == "token_mean" else counts.sequences
+    count = jnp.maximum(count, 1).astype(dtype)
+    if reduction == "constant":
+        assert constant is not None, "the constant reduction needs its constant"
+        count = count * constant
+    return count
+
+
+def reduce_terms(
+    values: Float[Array, "N T"],
+    mask: Bool[Array, "N T"],
+    *,
+    reduction: Reduction,
+    constant: float | None = None,
+    segment_ids: Int[Array, "N T"] | None = None,
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """(sum, count) of per-token terms over these rows; the reduced value is sum / count.
+
+    Source: as for `reduction_sum` (https://arxiv.org/abs/2402.03300, https://arxiv.org/abs/2503.14476,
+    https://arxiv.org/abs/2503.20783).
+    """
+    total = reduction_sum(values, mask, reduction=reduction, segment_ids=segment_ids)
+    counts = batch_counts(mask, segment_ids)
+    count = reduction_count(counts, reduction=reduction, constant=constant, dtype=total.dtype)
+    return total, count
