@@ -1,0 +1,279 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""HF folders in and out: config.json, one or many safetensors shards, tokenizer files."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from jaxrl_llm.checkpoint.stacking import build_params, leaf_shapes, tensor_names
+from jaxrl_llm.errors import ModelError
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.presets import config_from_hf, config_to_hf
+from jaxrl_llm.models.transformer import Params
+from jaxrl_llm.text.tokenizer import Tokenizer, read_json
+
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def load_config(folder: str | pathlib.Path) -> ModelConfig:
+    """The configuration in a HF folder's config.json, read strictly.
+
+    Raises:
+        ModelError: no config.json, or one that we can't follow to the letter.
+    """
+    path = pathlib.Path(folder) / "config.json"
+    if not path.is_file():
+        raise ModelError(
+            "the model folder has no config.json",
+            got=folder,
+            hint="a folder that transformers loads",
+        )
+    return config_from_hf(read_json(path), path)
+
+
+def load_params(
+    folder: str | pathlib.Path,
+    config: ModelConfig,
+    dtype: jnp.dtype = jnp.float32,
+    shardings: Any = None,
+) -> Params:
+    """Parameters of a HF folder, in `dtype`; tensors are read one by one.
+
+    Args:
+        shardings: a pytree like the parameters with where each leaf goes, or None.
+
+    Raises:
+        ModelError: a shard or tensor is missing, damaged, left over, or of the wrong shape or type.
+    """
+    folder = pathlib.Path(folder)
+    shards = _Shards(folder)
+    names = NAMES[config.family]
+    available = {name for name in shards.files if not _is_ignored(name)}
+    head = names["head"]
+    if config.tie_word_embeddings and head in available:  # some writers store a tied head twice
+        available.discard(head)
+        if not np.array_equal(shards.read(head), shards.read(names["embed"])):
+            raise ModelError(
+                f"{folder} has a tied output head that differs from the embedding",
+                got=f"{head} beside tie_word_embeddings = true",
+                hint="set tie_word_embeddings to false in config.json",
+            )
+    return build_params(
+        config, names, available, shards.read, dtype=dtype, shardings=shardings, source=folder
+    )
+
+
+class _Shards:
+    """The tensors of a folder by name, whichever file they are in."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.folder = folder
+        self.files = self._indexed() if (folder / _INDEX).is_file() else self._single()
+
+    def _single(self) -> dict[str, str]:
+        if not (self.folder / _WEIGHTS).is_file():
+            raise ModelError(
+                f"the model folder has neither {_WEIGHTS} nor {_INDEX}",
+                got=self.folder,
+                hint="weights in safetensors format, as save_pretrained writes them",
+            )
+        with self._open(_WEIGHTS) as file:
+            return dict.fromkeys(file.keys(), _WEIGHTS)
+
+    def _indexed(self) -> dict[str, str]:
+        files = read_json(self.folder / _INDEX).get("weight_map")
+        if not isinstance(files, dict) or not all(isinstance(f, str) for f in files.values()):
+            raise ModelError(f"{self.folder / _INDEX} has no usable weight_map")
+        for file in sorted(set(files.values())):
+            if pathlib.PurePath(file).name != file:
+                raise ModelError(f"{_INDEX} names a shard outside its folder", got=repr(file))
+            if not (self.folder / file).is_file():
+                raise ModelError(
+                    f"a shard of the model is missing: {file}",
+                    got=self.folder,
+                    hint="fetch the file again",
+                )
+        return files
+
+    def _open(self, file: str):
+        try:
+            return safetensors.safe_open(str(self.folder / file), framework="numpy")
+        except (safetensors.SafetensorError, OSError) as error:
+            raise ModelError(
+                f"{self.folder / file} is not a whole safetensors file: {error}",
+                hint="fetch the file again",
+            ) from error
+
+    def read(self, name: str) -> np.ndarray:
+        file = self.files[name]
+        with self._open(file) as opened:
+            if name not in opened.keys():  # noqa: SIM118 - it is not a mapping
+                raise ModelError(f"{file} lacks tensor {name}, which {_INDEX} says it holds")
+            kind = opened.get_slice(name).get_dtype()
+            if kind not in _FLOATS:
+                raise ModelError(
+                    f"tensor {name} of {file} is of a type that is not supported",
+                    got=kind,
+                    expected="one of " + ", ".join(_FLOATS),
+                )
+            return opened.get_tensor(name)
+
+
+def save_folder(
+    folder: str | pathlib.Path,
+    params: Params,
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    *,
+    max_shard_bytes: float = 5e9,
+) -> pathlib.Path:
+    """Write a model as a HF folder that `transformers` loads, in the dtype of `params`.
+
+    Everything is written into a sibling folder that is renamed at the end, so `folder` is never
+    half-written; an older `folder` is replaced only then.
+
+    Args:
+        params: stacked parameters, wherever they lie.
+        max_shard_bytes: tensors are spread over files of at most this size (one tensor at least).
+
+    Returns:
+        The folder.
+
+    Raises:
+        ModelError: the folder can't be written.
+    """
+    folder = pathlib.Path(folder)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        building = pathlib.Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+        try:
+            _write_configs(building, params, config, tokenizer)
+            tokenizer.save(building)
+            _write_weights(building, params, config, max_shard_bytes)
+            building.chmod(0o755)
+            _replace(building, folder)
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+    except OSError as error:
+        raise ModelError(
+            f"the model can't be written to {folder}: {error.strerror or error}",
+            hint="another folder, or make room",
+        ) from error
+    return folder
+
+
+def _replace(building: pathlib.Path, folder: pathlib.Path) -> None:
+    """Move a finished folder into place; an older one is there until the instant of the swap."""
+    if folder.exists():
+        old = pathlib.Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-old-"))
+        os.replace(folder, old / folder.name)
+        os.replace(building, folder)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        os.replace(building, folder)
+
+
+def _write_configs(folder, params: Params, config: ModelConfig, tokenizer: Tokenizer) -> None:
+    eos: Any = list(tokenizer.eos_ids)
+    eos = None if not eos else eos[0] if len(eos) == 1 else eos
+    ids = {"bos": tokenizer.bos_id, "eos": eos, "pad": tokenizer.pad_id}
+    special = {f"{name}_token_id": value for name, value in ids.items()}
+    dtype = str(params["embed"].dtype)
+    # Both spellings: transformers 5 reads dtype, 4 reads torch_dtype.
+    attributes = {**config_to_hf(config), **special, "dtype": dtype, "torch_dtype": dtype}
+    _write_json(folder / "config.json", attributes)
+    given = {name: value for name, value in special.items() if value is not None}
+    _write_json(folder / "generation_config.json", given)
+
+
+def _write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_weights(folder: pathlib.Path, params: Params, config: ModelConfig, limit: float) -> None:
+    sizes = _tensor_sizes(params, config)
+    shards: list[list[str]] = [[]]
+    room = limit
+    for name, size in sizes.items():
+        if size > room and shards[-1]:
+            shards.append([])
+            room = limit
+        shards[-1].append(name)
+        room -= size
+    tensors = _tensors(params, config)
+    count, files = len(shards), {}
+    for number, names in enumerate(shards, start=1):
+        file = _WEIGHTS if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
+        part = dict(next(tensors) for _ in names)
+        assert list(part) == names
+        safetensors.numpy.save_file(part, folder / file, metadata={"format": "pt"})
+        files.update(dict.fromkeys(names, file))
+    if count > 1:
+        total = {"total_size": sum(sizes.values())}
+        _write_json(folder / _INDEX, {"metadata": total, "weight_map": files})
+
+
+def _tensor_sizes(params: Params, config: ModelConfig) -> dict[str, int]:
+    """Bytes of every tensor, in the order in which `_tensors` yields them."""
+    names = tensor_names(config, NAMES[config.family])
+    return {
+        name: _leaf(params, leaf).nbytes // len(group)
+        for leaf, group in names.items()
+        for name in group
+    }
+
+
+def _tensors(params: Params, config: ModelConfig) -> Iterator[tuple[str, np.ndarray]]:
+    """Every tensor under its HF name; one leaf at a time comes to the host."""
+    shapes = leaf_shapes(config)
+    for leaf, group in tensor_names(config, NAMES[config.family]).items():
+        array = np.asarray(jax.device_get(_leaf(params, leaf)))
+        assert array.shape == shapes[leaf], (leaf, array.shape, shapes[leaf])
+        for i, name in enumerate(group):
+            yield name, np.ascontiguousarray(array[i] if leaf.startswith("layers.") else array)
+
+
+def _leaf(params: Params, leaf: str) -> Any:
+    group, _, key = leaf.rpartition(".")
+    return (params[group] if group else params)[key]
+
+
+def _is_ignored(name: str) -> bool:
+    return any(pattern.fullmatch(name) for pattern in _IGNORED)
+
+
+_FLOATS = ("F64", "F32", "F16", "BF16")
+# Buffers that older writers stored and that follow from the configuration.
+_IGNORED = (re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"),)
+
+# Family → leaf → the name of its tensor.
+NAMES: dict[str, dict[str, str]] = {
+    "llama": {
+        "embed": "model.embed_tokens.weight",
+        "final_norm": "model.norm.weight",
+        "head": "lm_head.weight",
+        "layers.attn_norm": "model.layers.{}.input_layernorm.weight",
+        "layers.q": "model.layers.{}.self_attn.q_proj.weight",
+        "layers.k": "model.layers.{}.self_attn.k_proj.weight",
+        "layers.v": "model.layers.{}.self_attn.v_proj.weight",
+        "layers.o": "model.layers.{}.self_attn.o_proj.weight",
+        "layers.mlp_norm": "model.layers.{}.post_attention_layernorm.weight",
+        "layers.gate": "model.layers.{}.mlp.gate_proj.weight",
+        "layers.up": "model.layers.{}.mlp.up_proj.weight",
+        "layers.down": "model.layers.{}.mlp.down_proj.weight",
+    },
+}

