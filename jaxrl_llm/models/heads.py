@@ -8,7 +8,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.transformer import Params, forward, output_head
 
 VOCAB_CHUNK = 8192
 
@@ -32,6 +35,47 @@ def token_logprobs(
         chunk: how many rows of the vocabulary are alive at a time.
     """
     return _token_logprobs(hidden, head, targets, temperature, min(chunk, head.shape[0]))
+
+
+def sequence_logprobs(
+    params: Params,
+    config: ModelConfig,
+    tokens: Int[Array, "N T"],
+    positions: Int[Array, "N T"],
+    segment_ids: Int[Array, "N T"],
+    mask: Bool[Array, "N T"],
+    *,
+    num_targets: int,
+    temperature: float = 1.0,
+    remat: bool = False,
+) -> tuple[Float[Array, "N T"], Float[Array, "N T"]]:
+    """Log-probability and entropy of the masked tokens given what stands before them; 0 elsewhere.
+
+    ``logp[n, t] = log p(tokens[n, t] | tokens[n, <t])`` comes from the hidden state at t − 1. Only the masked
+    tokens pass through the output head: `num_targets` of them per row, so that a row's cost follows its
+    completion and not its prompt.
+
+    Args:
+        mask: the tokens wanted; never the first of a sequence.
+        num_targets: at least the largest number of masked tokens in a row; a static number.
+    """
+    hidden = forward(params, config, tokens, positions, segment_ids, remat=remat)
+    n, t, d = hidden.shape
+    order = jnp.argsort(jnp.logical_not(mask), axis=-1, stable=True)[:, :num_targets]
+    wanted = jnp.take_along_axis(mask, order, axis=-1)
+    sources = jnp.take_along_axis(hidden, jnp.maximum(order - 1, 0)[:, :, None], axis=1)
+    targets = jnp.take_along_axis(tokens, order, axis=-1)
+    with jax.named_scope("head"):
+        logp, entropy = token_logprobs(
+            sources.reshape(-1, d), output_head(params), targets.reshape(-1), temperature=temperature
+        )
+    rows = jnp.arange(n)[:, None]
+
+    def scatter(values):
+        kept = jnp.where(wanted, values.reshape(n, -1), 0.0)
+        return jnp.zeros((n, t), kept.dtype).at[rows, order].set(kept)
+
+    return scatter(logp), scatter(entropy)
 
 
 def _chunk_logits(hidden, head, index, temperature, chunk):

@@ -1,0 +1,73 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of a run: Orbax, atomic, written in the background, restorable onto another mesh."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from jaxrl_llm.errors import RunDirectoryError
+
+
+class CheckpointManager:
+    """Saves and restores (arrays, host state) pairs under `directory`, one Orbax step each.
+
+    Args:
+        directory: created if missing.
+        keep: how many of the latest steps stay on disk.
+    """
+
+    def __init__(self, directory: pathlib.Path, *, keep: int = 2):
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep, cleanup_tmp_directories=True, enable_async_checkpointing=True
+        )
+        self._manager = ocp.CheckpointManager(directory.absolute(), options=options)
+
+    def latest_step(self) -> int | None:
+        """The newest complete step, or None."""
+        return self._manager.latest_step()
+
+    def save(self, step: int, arrays: Any, host_state: dict[str, Any]) -> None:
+        """Copies the arrays and returns; the step appears on disk whole or not at all.
+
+        Args:
+            arrays: a pytree of arrays: parameters, optimiser state.
+            host_state: JSON values: data position, versions, timers.
+        """
+        items = ocp.args.Composite(
+            arrays=ocp.args.StandardSave(arrays), host=ocp.args.JsonSave(host_state)
+        )
+        self._manager.save(step, args=items)
+
+    def restore(self, step: int, abstract_arrays: Any) -> tuple[Any, dict[str, Any]]:
+        """The arrays of a step with the shapes, dtypes and shardings of `abstract_arrays`, and its host state."""
+        items = ocp.args.Composite(
+            arrays=ocp.args.StandardRestore(abstract_arrays), host=ocp.args.JsonRestore()
+        )
+        try:
+            restored = self._manager.restore(step, args=items)
+        except (ValueError, KeyError, FileNotFoundError) as error:
+            raise RunDirectoryError(
+                f"the checkpoint of step {step} can't be restored",
+                got=str(error).splitlines()[0],
+                hint="--fresh starts another run",
+            ) from error
+        return restored["arrays"], restored["host"]
+
+    def wait(self) -> None:
+        """Until everything saved so far is on disk."""
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        self._manager.close()
+
+
+def abstract_like(tree: Any) -> Any:
+    """Shapes, dtypes and shardings of a pytree of arrays, as `CheckpointManager.restore` wants them."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)), tree
+    )

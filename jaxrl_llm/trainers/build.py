@@ -1,0 +1,207 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Make everything of a run from its config: the only place where models, meshes, engine and optimiser are made."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.algorithms.presets import resolve
+from jaxrl_llm.checkpoint.huggingface import save_folder
+from jaxrl_llm.checkpoint.manager import CheckpointManager
+from jaxrl_llm.checkpoint.pretrained import load
+from jaxrl_llm.data.pipeline import PromptStream, check_lengths, make_prompt
+from jaxrl_llm.errors import ConfigError
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.rewards.base import score
+from jaxrl_llm.rollout.engine import Engine, EngineConfig, SamplingParams
+from jaxrl_llm.sharding.mesh import make_mesh, replicated, rows
+from jaxrl_llm.text.chat import encode_prompt
+from jaxrl_llm.text.tokenizer import Tokenizer
+from jaxrl_llm.trainers.evaluate import evaluate
+from jaxrl_llm.trainers.loop import Run
+from jaxrl_llm.trainers.optimizers import make_optimizer, make_schedule
+from jaxrl_llm.trainers.rl import RLTrainer
+from jaxrl_llm.trainers.run_directory import RunDirectory
+from jaxrl_llm.trainers.settings import RLConfig
+from jaxrl_llm.trainers.show import Show
+from jaxrl_llm.trainers.state import make_train_functions
+from jaxrl_llm.types import Prompt, Rollout
+
+
+def build_run(config: RLConfig, directory: RunDirectory) -> Run:
+    """A run that is ready for `loop.train`."""
+    mesh = make_mesh(config.mesh)
+    check_mesh(config, mesh.shape["data"])
+    model = load(config.model.path, jnp.dtype(config.model.dtype))
+    train_prompts, heldout_prompts, stream = build_data(
+        config, model.tokenizer, model.config, directory.seed
+    )
+    trainer = build_trainer(
+        config, model.config, model.params, model.tokenizer, mesh, directory.seed
+    )
+    trainer.next_prompts = stream.next
+    greedy = dataclasses.replace(trainer.sampling, temperature=0.0)
+    show = Show(directory.path, config, model.config, heldout_count=len(heldout_prompts))
+    return Run(
+        directory=directory,
+        trainer=trainer,
+        checkpoints=CheckpointManager(
+            directory.path / "checkpoints", keep=config.train.keep_checkpoints
+        ),
+        total_steps=config.train.steps,
+        eval_every=config.train.eval_every,
+        checkpoint_every=config.train.checkpoint_every,
+        data_state=stream.get_state,
+        set_data_state=stream.set_state,
+        evaluate=lambda: evaluate(trainer.engine, heldout_prompts, greedy, trainer.score),
+        export=lambda: save_folder(
+            directory.path / "export", trainer.state.params, model.config, model.tokenizer
+        ),
+        show=show,
+    )
+
+
+def build_trainer(
+    config: RLConfig,
+    model_config: ModelConfig,
+    params: Any,
+    tokenizer: Tokenizer,
+    mesh: jax.sharding.Mesh,
+    seed: int,
+) -> RLTrainer:
+    """The trainer over given parameters (which it takes over); its prompts are set by the caller."""
+    sampler, train = config.sampler, config.train
+    algorithm = resolve(
+        config.algo, group_size=sampler.group_size, max_tokens=sampler.max_new_tokens
+    )
+    updates = train.steps * train.epochs * train.minibatches
+    functions = make_train_functions(
+        model_config,
+        algorithm.loss,
+        make_optimizer(config.optimizer, updates),
+        temperature=sampler.temperature,
+        remat=config.model.remat,
+    )
+    # The sampler runs on the mesh's first device; the update on all of them.
+    sampler_device = jax.sharding.SingleDeviceSharding(mesh.devices.flat[0])
+
+    def to_sampler(params):
+        return jax.device_put(params, sampler_device)
+
+    engine = Engine(model_config, to_sampler(params), engine_config(sampler))
+    params = jax.device_put(params, replicated(mesh))
+    ref_params = jax.tree.map(jnp.copy, params) if algorithm.needs_ref else None
+    return RLTrainer(
+        next_prompts=lambda: [],
+        engine=engine,
+        sampling=SamplingParams(
+            max_tokens=sampler.max_new_tokens,
+            temperature=sampler.temperature,
+            stop_ids=stop_ids(sampler.stop, tokenizer),
+            seed=seed,
+        ),
+        group_size=sampler.group_size,
+        score=make_score(config, tokenizer),
+        algorithm=algorithm,
+        functions=functions,
+        to_sampler=to_sampler,
+        put=lambda batch: jax.device_put(batch, rows(mesh)),
+        state=functions.init(params),
+        ref_params=ref_params,
+        learning_rate=make_schedule(config.optimizer, updates),
+        epochs=train.epochs,
+        minibatches=train.minibatches,
+        micro_batch=train.micro_batch,
+        seed=seed,
+    )
+
+
+def build_data(
+    config: RLConfig, tokenizer: Tokenizer, model_config: ModelConfig, seed: int
+) -> tuple[Sequence[Any], list[Prompt], PromptStream]:
+    """Training records, held-out prompts and the prompt stream; all lengths checked."""
+    train, heldout = config.task.load()
+
+    def encode(prompt):
+        return encode_prompt(prompt, tokenizer)
+
+    stream = PromptStream(train, encode, seed=seed, batch=config.train.prompts_per_step)
+    heldout_prompts = [make_prompt(record, encode) for record in heldout]
+    limits = (
+        config.sampler.max_prompt_tokens,
+        config.sampler.max_new_tokens,
+        model_config.max_position_embeddings,
+    )
+    check_lengths((make_prompt(record, encode) for record in train), *limits)
+    check_lengths(heldout_prompts, *limits)
+    return train, heldout_prompts, stream
+
+
+def engine_config(sampler) -> EngineConfig:
+    """The sampler's own settings from those of the run."""
+    return EngineConfig(
+        slots=sampler.slots,
+        page_size=sampler.page_size,
+        num_pages=sampler.num_pages,
+        max_prompt_tokens=sampler.max_prompt_tokens,
+        max_new_tokens=sampler.max_new_tokens,
+        group_size=sampler.group_size,
+    )
+
+
+def check_mesh(config: RLConfig, data: int) -> None:
+    """Every micro-batch must fill the data axis."""
+    if config.train.micro_batch % data:
+        rows_total = config.train.prompts_per_step * config.sampler.group_size
+        fitting = [
+            m
+            for m in range(data, rows_total + 1, data)
+            if rows_total % (m * config.train.minibatches) == 0
+        ]
+        raise ConfigError(
+            "a micro-batch does not divide over the data axis",
+            got=f"train.micro_batch={config.train.micro_batch} on {data} devices",
+            expected=f"a multiple of {data}",
+            hint=f"--train.micro_batch={fitting[0]}" if fitting else f"--mesh.data={1}",
+        )
+
+
+def stop_ids(stop: Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Ids that end a completion: the model's own end tokens and the strings of the config."""
+    ids = list(tokenizer.eos_ids)
+    for text in stop:
+        tokens = tokenizer.encode(text)
+        if len(tokens) != 1:
+            raise ConfigError(
+                "a stop string must be a single token of this model's vocabulary",
+                got=f"sampler.stop has {text!r}, which is {len(tokens)} tokens",
+                hint="a shorter string",
+            )
+        ids += [token for token in tokens if token not in ids]
+    return tuple(ids)
+
+
+def make_score(
+    config: RLConfig, tokenizer: Tokenizer
+) -> Callable[[Sequence[Rollout]], list[Rollout]]:
+    """Rollouts → rollouts with their completion as text and their reward."""
+
+    def render(rollout: Rollout) -> Rollout:
+        tokens = rollout.tokens[:-1] if rollout.finish_reason == "stop" else rollout.tokens
+        return dataclasses.replace(rollout, completion=tokenizer.decode(tokens.tolist()))
+
+    def apply(rollouts: Sequence[Rollout]) -> list[Rollout]:
+        rendered = [render(rollout) for rollout in rollouts]
+        rewards = score(config.rewards, rendered)
+        return [
+            dataclasses.replace(rollout, reward=reward)
+            for rollout, reward in zip(rendered, rewards, strict=True)
+        ]
+
+    return apply

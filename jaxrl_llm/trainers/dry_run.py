@@ -1,0 +1,145 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""`--dry-run`: everything of a run but its weights, in seconds."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.algorithms.presets import resolve
+from jaxrl_llm.checkpoint.pretrained import peek
+from jaxrl_llm.data.pipeline import make_prompt
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.transformer import abstract_params
+from jaxrl_llm.rewards.base import score
+from jaxrl_llm.rollout.engine import pool_pages
+from jaxrl_llm.sharding.mesh import make_mesh
+from jaxrl_llm.text.chat import encode_prompt
+from jaxrl_llm.text.tokenizer import Tokenizer
+from jaxrl_llm.trainers.batching import round_length
+from jaxrl_llm.trainers.build import build_data, check_mesh, engine_config, stop_ids
+from jaxrl_llm.trainers.optimizers import make_optimizer
+from jaxrl_llm.trainers.settings import RLConfig
+from jaxrl_llm.trainers.state import make_train_functions
+from jaxrl_llm.types import Batch, Prompt, Rollout
+
+
+def dry_run(config: RLConfig) -> None:
+    """Build abstractly, trace the update, and print sizes, three prompts and a reward on a canned answer."""
+    mesh = make_mesh(config.mesh)
+    check_mesh(config, mesh.shape["data"])
+    model_config, tokenizer = peek(config.model.path)
+    train, heldout, stream = build_data(
+        config, tokenizer, model_config, seed=config.train.seed or 0
+    )
+    stops = stop_ids(config.sampler.stop, tokenizer)
+
+    print(f"model      {config.model.path}: {model_config.num_params / 1e6:.1f} M parameters")
+    print(f"task       {len(train)} training prompts, {len(heldout)} held out")
+    print(f"devices    {mesh.size} × {mesh.devices.flat[0].device_kind}")
+    print(f"stop ids   {', '.join(f'{i} ({tokenizer.decode([i])!r})' for i in stops)}")
+    print("\nmemory, on each training device; the sampler's part on the first one")
+    for name, size in memory(config, model_config).items():
+        print(f"  {size / 2**20:10.1f} MiB  {name}")
+
+    prompts = [
+        make_prompt(train[i], lambda p: encode_prompt(p, tokenizer))
+        for i in range(min(3, len(train)))
+    ]
+    for prompt in prompts:
+        print(f"\nprompt {prompt.id} ({len(prompt.tokens)} tokens)\n{_indent(prompt.text)}")
+    print()
+    for line in canned_rewards(config, tokenizer, prompts[0]):
+        print(line)
+    print("\ndry run: everything fits together; nothing was trained")
+
+
+def memory(config: RLConfig, model_config: ModelConfig) -> dict[str, int]:
+    """Bytes by purpose, from the shapes that the run will use; tracing the update proves that it builds."""
+    dtype = jnp.dtype(config.model.dtype)
+    params = abstract_params(model_config, dtype)
+    algorithm = resolve(
+        config.algo,
+        group_size=config.sampler.group_size,
+        max_tokens=config.sampler.max_new_tokens,
+    )
+    functions = make_train_functions(
+        model_config,
+        algorithm.loss,
+        make_optimizer(config.optimizer, config.train.steps),
+        temperature=config.sampler.temperature,
+        remat=config.model.remat,
+    )
+    state = jax.eval_shape(functions.init, params)
+    grads = jax.eval_shape(functions.zeros, params)
+    width = round_length(config.sampler.max_prompt_tokens + config.sampler.max_new_tokens)
+    batch = abstract_batch(config.train.micro_batch, width, algorithm.needs_ref)
+    counts = algorithm.counts(np.ones((1, 2), bool), np.ones((1, 2), np.int32))
+    if not algorithm.needs_batch_stats:
+        jax.eval_shape(
+            lambda g, p, b, c: functions.accumulate(g, p, b, c, None, config.sampler.max_new_tokens),
+            grads, params, batch, counts,
+        )  # fmt: skip
+    tokens = config.train.micro_batch * width
+    layer = 6 * model_config.hidden_size + 4 * model_config.intermediate_size
+    pages = pool_pages(engine_config(config.sampler)) * config.sampler.page_size
+    kept = 1 if config.model.remat else model_config.num_layers
+    result = {
+        "parameters": _bytes(state.params),
+        "optimiser state": _bytes(state.opt_state),
+        "gradients": _bytes(grads),
+        "activations of a micro-batch (estimate)": tokens * layer * kept * dtype.itemsize,
+        "sampler: its own layout of the parameters": _bytes(params),
+        "sampler: key/value pages": pages * model_config.kv_bytes_per_token(dtype.itemsize),
+    }
+    if algorithm.needs_ref:
+        result["reference policy"] = _bytes(params)
+    return result | {"sum": sum(result.values())}
+
+
+def abstract_batch(rows: int, width: int, needs_ref: bool) -> Batch:
+    """The shapes of a micro-batch."""
+    ints = jax.ShapeDtypeStruct((rows, width), jnp.int32)
+    floats = jax.ShapeDtypeStruct((rows, width), jnp.float32)
+    return Batch(
+        tokens=ints,
+        positions=ints,
+        segment_ids=ints,
+        mask=jax.ShapeDtypeStruct((rows, width), jnp.bool_),
+        advantages=floats,
+        logp_sampler=floats,
+        logp_ref=floats if needs_ref else None,
+    )
+
+
+def canned_rewards(config: RLConfig, tokenizer: Tokenizer, prompt: Prompt) -> list[str]:
+    """Each reward on the right answer, written as it stands, and on an empty completion."""
+    lines = []
+    for completion in (str(prompt.answer), ""):
+        tokens = np.array(tokenizer.encode(completion), np.int32)
+        rollout = Rollout(
+            prompt=prompt,
+            sample=0,
+            tokens=tokens,
+            logp_sampler=np.zeros(tokens.shape, np.float32),
+            mask=np.ones(tokens.shape, bool),
+            weights_version=np.zeros(tokens.shape, np.int32),
+            finish_reason="stop",
+            completion=completion,
+        )
+        (reward,) = score(config.rewards, [rollout])
+        verdict = "not judged" if reward is None else f"{reward.value:g}  {dict(reward.parts)}"
+        lines.append(f"reward of the canned answer {completion!r}: {verdict}")
+    return lines
+
+
+def _bytes(tree) -> int:
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines())

@@ -1,0 +1,165 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Repeat the step: resume, train, evaluate, save, show, stop. Knows nothing of the algorithm."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from jaxrl_llm.checkpoint.manager import CheckpointManager, abstract_like
+from jaxrl_llm.errors import NonFinite, UserError
+from jaxrl_llm.trainers.rl import RLTrainer
+from jaxrl_llm.trainers.run_directory import RunDirectory
+from jaxrl_llm.types import Rollout
+
+
+@dataclasses.dataclass
+class Run:
+    """A built run: the trainer and everything around it.
+
+    Attributes:
+        trainer: has `step`, `state`, `train_step()`.
+        total_steps: when the run is done.
+        eval_every: steps between held-out evaluations; 0 means before and after only.
+        checkpoint_every: steps between checkpoints; the last step is always saved.
+        data_state, set_data_state: position of the prompts, as JSON values.
+        evaluate: → held-out metrics and rollouts.
+        export: writes the HF folder and returns its path.
+        show: everything that a person sees; see `monitor`.
+    """
+
+    directory: RunDirectory
+    trainer: RLTrainer
+    checkpoints: CheckpointManager
+    total_steps: int
+    eval_every: int
+    checkpoint_every: int
+    data_state: Callable[[], dict[str, Any]]
+    set_data_state: Callable[[dict[str, Any]], None]
+    evaluate: Callable[[], tuple[dict[str, float], list[Rollout]]]
+    export: Callable[[], Any]
+    show: Any
+
+
+def train(run: Run) -> int:
+    """Train to the end, or until a signal. Returns the exit code: 0, or 130 / 143 after SIGINT / SIGTERM.
+
+    Raises:
+        UserError: what stopped the run; FAILED.txt then tells it too.
+    """
+    try:
+        with stop_signals() as stop:
+            return _train(run, stop)
+    except BaseException as error:
+        text = str(error) if isinstance(error, UserError) else traceback.format_exc()
+        run.directory.write_text("FAILED.txt", text + "\n")
+        raise
+    finally:
+        with contextlib.suppress(KeyboardInterrupt):
+            run.checkpoints.close()
+            run.show.close()
+
+
+def _train(run: Run, stop: StopFlag) -> int:
+    trainer = run.trainer
+    saved = resume(run)
+    if trainer.step == 0:
+        metrics, rollouts = run.evaluate()
+        run.show.evaluation(0, metrics, rollouts)
+
+    while trainer.step < run.total_steps and not stop.requested:
+        # ── one step ──────────────────────────────────────────────────────────────────────────────
+        try:
+            metrics, rollouts = trainer.train_step()
+        except NonFinite as error:
+            raise NonFinite(
+                f"{error.what}; steps {saved + 1}–{trainer.step + 1} are lost, the last good checkpoint is step {saved}",
+                got=error.got,
+                hint=error.hint,
+            ) from error
+        step, last = trainer.step, trainer.step == run.total_steps
+
+        # ── held-out evaluation, curves, samples ──────────────────────────────────────────────────
+        if last or (run.eval_every and step % run.eval_every == 0):
+            heldout, heldout_rollouts = run.evaluate()
+            metrics |= heldout
+            run.show.evaluation(step, {}, heldout_rollouts)
+        run.show.step(step, metrics, rollouts)
+
+        # ── checkpoint: parameters, optimiser, data position, all of the same step ────────────────
+        if last or step % run.checkpoint_every == 0:
+            save(run)
+            saved = step
+
+    if saved < trainer.step:
+        save(run)
+    run.checkpoints.wait()
+    if trainer.step < run.total_steps:
+        run.show.stopped(trainer.step)
+        return stop.exit_code
+    export = run.export()
+    result = run.show.finished(export)
+    run.directory.write_result(result)
+    run.directory.write_text("DONE", time.strftime("%Y-%m-%d %H:%M:%S\n"))
+    return 0
+
+
+def resume(run: Run) -> int:
+    """Continue from the newest checkpoint, if there is one; returns its step, or 0."""
+    step = run.checkpoints.latest_step()
+    if step is None:
+        run.show.start(0)
+        return 0
+    trainer = run.trainer
+    trainer.state, host = run.checkpoints.restore(step, abstract_like(trainer.state))
+    trainer.step = host["step"]
+    run.set_data_state(host["data"])
+    trainer.engine.set_params(trainer.to_sampler(trainer.state.params), trainer.step)
+    run.show.start(step)
+    return step
+
+
+def save(run: Run) -> None:
+    """One checkpoint of everything that the next step depends on."""
+    host = {"step": run.trainer.step, "data": run.data_state()}
+    run.checkpoints.save(run.trainer.step, run.trainer.state, host)
+
+
+@dataclasses.dataclass
+class StopFlag:
+    """Set by the first SIGINT or SIGTERM; the step at hand is finished and saved."""
+
+    signum: int | None = None
+
+    @property
+    def requested(self) -> bool:
+        return self.signum is not None
+
+    @property
+    def exit_code(self) -> int:
+        return 128 + (self.signum or 0)
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[StopFlag]:
+    """Turn the first SIGINT or SIGTERM into a flag; a second SIGINT interrupts at once."""
+    flag = StopFlag()
+
+    def handle(signum, frame):
+        if flag.requested and signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        flag.signum = signum
+        print(f"\n{signal.Signals(signum).name}: finishing this step, then saving …", flush=True)
+
+    old = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield flag
+    finally:
+        for signum, handler in old.items():
+            signal.signal(signum, handler)

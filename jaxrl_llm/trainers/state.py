@@ -1,0 +1,134 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""What an update changes, and the compiled functions that change it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jaxtyping import Array, Float, Int
+
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.heads import sequence_logprobs
+from jaxrl_llm.models.transformer import Params
+from jaxrl_llm.types import Batch
+
+
+@struct.dataclass
+class TrainState:
+    """Everything of the model that a checkpoint holds.
+
+    Attributes:
+        updates: optimiser updates done so far.
+    """
+
+    updates: Int[Array, ""]
+    params: Any
+    opt_state: Any
+
+
+class TrainFunctions(NamedTuple):
+    """Compiled programs of the trainer; each is pure.
+
+    Attributes:
+        init: params → TrainState.
+        logprobs: (params, batch, num_targets) → (logp, entropy), both [N, T], without gradient.
+        zeros: params → gradient accumulators, at least float32.
+        accumulate: (accumulators, params, batch, counts, stats, num_targets) → (accumulators, (loss, metrics));
+            accumulators are donated.
+        norm: gradients → their global norm.
+        apply: (state, gradients) → state; both are donated.
+    """
+
+    init: Callable
+    logprobs: Callable
+    zeros: Callable
+    accumulate: Callable
+    norm: Callable
+    apply: Callable
+
+
+def make_train_functions(
+    model_config: ModelConfig,
+    loss: Callable,
+    optimizer: optax.GradientTransformation,
+    *,
+    temperature: float,
+    remat: bool,
+) -> TrainFunctions:
+    """Compile-on-call functions for one model, one loss and one optimiser.
+
+    Args:
+        loss: ``(logp, entropy, batch, counts, stats) → (contribution, metrics)`` of a micro-batch: contributions
+            of the micro-batches of an optimiser batch sum to its loss, so gradients are simply added.
+        temperature: τ of the policy.
+        remat: recompute layers in the backward pass.
+    """
+
+    def logprobs(params: Params, batch: Batch, num_targets: int):
+        return sequence_logprobs(
+            params,
+            model_config,
+            batch.tokens,
+            batch.positions,
+            batch.segment_ids,
+            batch.mask,
+            num_targets=num_targets,
+            temperature=temperature,
+            remat=remat,
+        )
+
+    def accumulate(grads, params, batch, counts, stats, num_targets):
+        def contribution(params):
+            logp, entropy = logprobs(params, batch, num_targets)
+            value, metrics = loss(logp, entropy, batch, counts, stats)
+            return value, {**metrics, **sampler_gap(logp, batch)}
+
+        (value, metrics), new = jax.value_and_grad(contribution, has_aux=True)(params)
+        grads = jax.tree.map(lambda total, g: total + g.astype(total.dtype), grads, new)
+        return grads, (value, metrics)
+
+    def apply(state: TrainState, grads: Params) -> TrainState:
+        grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)
+        changes, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, changes)
+        return TrainState(updates=state.updates + 1, params=params, opt_state=opt_state)
+
+    return TrainFunctions(
+        init=jax.jit(
+            lambda params: TrainState(
+                updates=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params)
+            ),
+            donate_argnums=0,
+        ),
+        logprobs=jax.jit(logprobs, static_argnums=2),
+        zeros=jax.jit(
+            functools.partial(
+                jax.tree.map, lambda p: jnp.zeros_like(p, jnp.promote_types(p.dtype, jnp.float32))
+            )
+        ),
+        accumulate=jax.jit(accumulate, static_argnums=5, donate_argnums=0),
+        norm=jax.jit(optax.global_norm),
+        apply=jax.jit(apply, donate_argnums=(0, 1)),
+    )
+
+
+def sampler_gap(
+    logp: Float[Array, "N T"], batch: Batch
+) -> dict[str, tuple[Float[Array, ""], Array]]:
+    """How far trainer and sampler are apart on the trained tokens: (sum, count), and (largest, 1) under "/max"."""
+    logp = jax.lax.stop_gradient(logp)
+    gap = jnp.where(batch.mask, logp - batch.logp_sampler.astype(logp.dtype), 0.0)
+    count = jnp.sum(batch.mask).astype(logp.dtype)
+    ratio = jnp.where(batch.mask, jnp.exp(jnp.clip(gap, -20.0, 20.0)), 0.0)
+    return {
+        "sampling/sampling_logp_difference/mean": (jnp.sum(jnp.abs(gap)), count),
+        "sampling/sampling_logp_difference/max": (jnp.max(jnp.abs(gap)), jnp.ones_like(count)),
+        "sampling/importance_sampling_ratio/mean": (jnp.sum(ratio), count),
+    }
