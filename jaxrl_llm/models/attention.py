@@ -40,3 +40,22 @@ def causal_segments(
     same = segment_ids[:, :, None] == segment_ids[:, None, :]
     causal = positions[:, :, None] >= positions[:, None, :]
     return same & causal & (segment_ids > 0)[:, None, :]
+
+
+def paged_attention(
+    q: Float[Array, "S T H hd"],
+    k_pages: Float[Array, "P page K hd"],
+    v_pages: Float[Array, "P page K hd"],
+    tables: Int[Array, "S M"],
+    positions: Int[Array, "S T"],
+) -> Float[Array, "S T H hd"]:
+    """Causal grouped-query attention over pages: the query at position t sees positions 0 .. t.
+
+    Position t of sequence s lies at ``[tables[s, t // page], t % page]``. Pages that a query does
+    not reach may hold anything finite. For chunks of prompts (T tokens) and for decoding (T = 1).
+    """
+    rows, count = tables.shape
+    gather = lambda pages: pages[tables].reshape(rows, -1, *pages.shape[2:])  # noqa: E731
+    span = jnp.arange(count * k_pages.shape[1], dtype=positions.dtype)
+    allowed = span[None, None, :] <= positions[:, :, None]
+    return masked_attention(q, gather(k_pages), gather(v_pages), allowed)

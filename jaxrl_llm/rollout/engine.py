@@ -1,0 +1,344 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The sampler: continuous batching over a paged cache.
+
+    engine = Engine(model_config, params, EngineConfig(max_prompt_tokens=256, max_new_tokens=64))
+    for rollout in engine.generate([Request(prompt, SamplingParams(max_tokens=64), n=8, uid=0)]):
+        ...
+    engine.set_params(new_params, version=1)
+
+One round of `generate` is: admit samples (scheduler), prefill their prompts, copy partial pages,
+decode on the device until a slot is free and someone waits for it, collect. What is decided depends
+on tokens and never on time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+import jax
+import numpy as np
+
+from jaxrl_llm.errors import NonFinite, RequestError
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.transformer import Params, unstack_layers
+from jaxrl_llm.rollout.kv_cache import copy_pages, default_num_pages, init_pages
+from jaxrl_llm.rollout.programs import DecodeSlots, decode, prefill
+from jaxrl_llm.rollout.sampling import MAX_STOP_IDS, SamplingParams
+from jaxrl_llm.rollout.scheduler import NULL_PAGE, Admission, Request, Sample, Scheduler
+from jaxrl_llm.types import Rollout
+
+__all__ = ["Engine", "EngineConfig", "EngineStats", "Request", "SamplingParams"]
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineConfig:
+    """Sizes of the sampler.
+
+    Attributes:
+        max_prompt_tokens: the longest prompt.
+        max_new_tokens: the most tokens of a completion.
+        slots: sequences decoded at a time (at least 2: a product with one row has other last bits).
+        page_size: tokens in a page of the cache.
+        num_pages: pages in all; None: enough that groups fill every slot (`default_num_pages`).
+        group_size: samples per prompt that the default pool is made for.
+        decode_steps: the most tokens per slot between two looks of the host.
+        prefill_tokens: prompt tokens computed at a time.
+    """
+
+    max_prompt_tokens: int
+    max_new_tokens: int
+    slots: int = 64
+    page_size: int = 16
+    num_pages: int | None = None
+    group_size: int = 1
+    decode_steps: int = 64
+    prefill_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            least = {"slots": 2, "num_pages": 2, "prefill_tokens": 2}.get(field.name, 1)
+            if value is not None and value < least:
+                raise RequestError(f"bad {field.name}", got=value, expected=f"≥ {least}")
+
+
+@dataclasses.dataclass
+class EngineStats:
+    """Counts since the engine was made; `snapshot()` and subtract for the counts of a part.
+
+    Attributes:
+        decode_steps: steps of the decode loop.
+        decoded_slots: slots computed in them, idle ones included: the work that was done.
+        useful_tokens: tokens that ended up in rollouts.
+        prefill_tokens: prompt tokens prefilled (once per group).
+        prefill_slots: places computed for them, padding included.
+        copied_pages: partial pages copied for samples of a group.
+        decode_calls: times the host started the decode loop.
+        peak_pages: the most pages in use at a time.
+        programs: distinct programs (by shape) that were needed, so compiled at most once each.
+    """
+
+    decode_steps: int = 0
+    decoded_slots: int = 0
+    useful_tokens: int = 0
+    prefill_tokens: int = 0
+    prefill_slots: int = 0
+    copied_pages: int = 0
+    decode_calls: int = 0
+    peak_pages: int = 0
+    programs: int = 0
+
+    def snapshot(self) -> EngineStats:
+        return dataclasses.replace(self)
+
+    def since(self, earlier: EngineStats) -> EngineStats:
+        """Counts since a snapshot (`peak_pages` stays the peak of all time)."""
+        counts = {
+            f.name: getattr(self, f.name) - getattr(earlier, f.name)
+            for f in dataclasses.fields(self)
+        }
+        return EngineStats(**{**counts, "peak_pages": self.peak_pages})
+
+
+_unstack = jax.jit(lambda params: jax.tree.map(lambda x: x.copy(), unstack_layers(params)))
+
+
+class Engine:
+    """Samples completions from one set of weights; see the module's docstring.
+
+    Args:
+        model_config: the decoder's traits.
+        params: its parameters in the stacked layout of `models.transformer`; copied.
+        config: sizes.
+        version: the number that every token drawn from these weights carries.
+    """
+
+    def __init__(
+        self, model_config: ModelConfig, params: Params, config: EngineConfig, *, version: int = 0
+    ):
+        self.model_config, self.config = model_config, config
+        self.num_pages = config.num_pages or default_num_pages(
+            slots=config.slots,
+            page_size=config.page_size,
+            max_prompt_tokens=config.max_prompt_tokens,
+            max_new_tokens=config.max_new_tokens,
+            group_size=config.group_size,
+        )
+        self.stats = EngineStats()
+        self._programs: set[tuple] = set()
+        self._generating = False
+        self._table_width = -(
+            -(config.max_prompt_tokens + config.max_new_tokens) // config.page_size
+        )
+        self._params: Params | None = None
+        self.set_params(params, version)
+        self._pages = init_pages(
+            model_config, self.num_pages, config.page_size, params["embed"].dtype
+        )
+
+    def set_params(self, params: Params, version: int) -> None:
+        """New weights, from the next decode call on; legal while `generate` is under way.
+
+        They are copied (layer by layer into separate buffers, by one compiled program), so the
+        caller may donate its own. The old ones are freed first.
+        """
+        self._params = None
+        self._params = _unstack(params)
+        self.version = version
+
+    def check(self, request: Request) -> None:
+        """Raises RequestError if `request` can never be served by this engine."""
+        config, prompt = self.config, request.prompt
+        name = f"request {request.uid} ({prompt.id!r})"
+        length, new = len(prompt.tokens), request.params.max_tokens
+        request.params.check()
+        if not 0 <= request.uid < 2**32:
+            raise RequestError("bad uid", got=request.uid, expected="in 0 .. 2³² − 1")
+        if request.n < 1:
+            raise RequestError(f"{name} asks for no samples", got=request.n, expected="n ≥ 1")
+        if length == 0:
+            raise RequestError(f"{name} has an empty prompt", expected="at least one token")
+        if not 0 <= min(prompt.tokens) <= max(prompt.tokens) < self.model_config.vocab_size:
+            raise RequestError(
+                f"{name} has a token outside the vocabulary",
+                got=max(prompt.tokens, key=abs),
+                expected=f"0 .. {self.model_config.vocab_size - 1}",
+            )
+        context = self.model_config.max_position_embeddings
+        for what, got, most, hint in (
+            ("a prompt that is too long", length, config.max_prompt_tokens, "max_prompt_tokens"),
+            ("too many max_tokens", new, config.max_new_tokens, "max_new_tokens"),
+            ("more prompt and new tokens than the model's context", length + new, context, None),
+        ):
+            if got > most:
+                hint = f"a larger {hint}" if hint else "a shorter prompt or fewer max_tokens"
+                raise RequestError(
+                    f"{name} has {what}", got=f"{got} tokens", expected=f"at most {most}", hint=hint
+                )
+        self._scheduler().check(request)
+
+    def generate(self, requests: Iterable[Request]) -> Iterator[Rollout]:
+        """Complete every request; rollouts come as they finish, those of a group in any order.
+
+        All requests are checked before anything runs: the first that can never be served raises
+        RequestError from this very call, and the engine is as before, so the caller can leave that
+        request out (or find all such with `check`) and call again. One call at a time runs on an
+        engine; closing the iterator ends it. `completion` is left empty.
+
+        Raises:
+            RequestError: a request can never be served, or another `generate` is under way.
+            NonFinite: the model gave logits that are not numbers.
+        """
+        requests = list(requests)
+        for request in requests:
+            self.check(request)
+        return self._generate(requests)
+
+    def _generate(self, requests: list[Request]) -> Iterator[Rollout]:
+        if self._generating:
+            raise RequestError(
+                "this engine is already generating", hint="finish or close the other iterator first"
+            )
+        self._generating = True
+        try:
+            scheduler = self._scheduler()
+            for request in requests:
+                scheduler.add(request)
+            while scheduler.has_work:
+                admission = scheduler.admit()
+                self.stats.peak_pages = max(self.stats.peak_pages, scheduler.allocator.used)
+                self._prefill(admission)
+                for sample, reason in self._decode(scheduler):
+                    scheduler.finish(sample)
+                    yield _rollout(sample, reason)
+        finally:
+            self._generating = False
+
+    # ---- one round ----
+
+    def _prefill(self, admission: Admission) -> None:
+        """Compute new prompts in chunks, then copy partial pages to those who write on them."""
+        by_chunk: dict[int, list] = {}
+        for tokens, pages in admission.prefills:
+            chunk = self._chunk(len(tokens))
+            for start in range(0, len(tokens), chunk):
+                by_chunk.setdefault(chunk, []).append((tokens[start : start + chunk], start, pages))
+            self.stats.prefill_tokens += len(tokens)
+        for chunk, work in by_chunk.items():
+            rows = max(2, self.config.prefill_tokens // chunk)
+            for first in range(0, len(work), rows):
+                self._prefill_chunk(work[first : first + rows], rows, chunk)
+        size = self.config.slots
+        for first in range(0, len(admission.copies), size):
+            part = admission.copies[first : first + size]
+            pairs = np.full((size, 2), NULL_PAGE, np.int32)
+            pairs[: len(part)] = part
+            self._count_program("copy", size)
+            self._pages = copy_pages(self._pages, pairs[:, 0], pairs[:, 1])
+            self.stats.copied_pages += len(part)
+
+    def _prefill_chunk(self, work: list, rows: int, chunk: int) -> None:
+        tokens = np.zeros((rows, chunk), np.int32)
+        start, length = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
+        tables = np.full((rows, self._table_width), NULL_PAGE, np.int32)
+        for row, (part, first, pages) in enumerate(work):
+            tokens[row, : len(part)] = part
+            start[row], length[row] = first, len(part)
+            tables[row, : len(pages)] = pages
+        self._count_program("prefill", rows, chunk)
+        self.stats.prefill_slots += rows * chunk
+        self._pages = prefill(
+            self._params, self.model_config, self._pages, tokens, start, length, tables
+        )
+
+    def _decode(self, scheduler: Scheduler) -> list[tuple[Sample, str]]:
+        """Decode the running samples for a while; those that ended, with the reason."""
+        running = list(scheduler.running)
+        rows = self.config.slots
+        leave_at = len(running) - 1 if scheduler.has_waiting else 0
+        slots = _decode_slots(running, rows, self._table_width)
+        steps = min(self.config.decode_steps, self.config.max_new_tokens)
+        self._count_program("decode", rows, steps)
+        version = self.version
+        self._pages, *out = decode(
+            self._params, self.model_config, self._pages, slots, np.int32(leave_at), steps=steps
+        )
+        tokens, logps, drawn = jax.device_get(out)
+        self.stats.decode_calls += 1
+        self.stats.decode_steps += int(drawn.max())
+        self.stats.decoded_slots += int(drawn.max()) * rows
+        self.stats.useful_tokens += int(drawn.sum())
+        ended = []
+        for row, sample in enumerate(running):
+            count = int(drawn[row])
+            sample.tokens += tokens[row, :count].tolist()
+            sample.logps += logps[row, :count].tolist()
+            sample.versions += [version] * count
+            if not np.isfinite(logps[row, :count]).all():
+                raise NonFinite("the model gave logits that are not finite numbers")
+            if sample.tokens[-1] in sample.request.params.stop_ids:
+                ended.append((sample, "stop"))
+            elif sample.position >= sample.last_position:
+                ended.append((sample, "length"))
+        return ended
+
+    def _scheduler(self) -> Scheduler:
+        config = self.config
+        return Scheduler(slots=config.slots, page_size=config.page_size, num_pages=self.num_pages)
+
+    def _chunk(self, prompt_tokens: int) -> int:
+        """Chunk length for a prompt: it depends on the prompt alone, so do its keys' last bits."""
+        chunk = min(16, self.config.prefill_tokens)
+        while chunk < prompt_tokens and 2 * chunk <= self.config.prefill_tokens // 2:
+            chunk *= 2
+        return chunk
+
+    def _count_program(self, *shape: object) -> None:
+        self._programs.add(shape)
+        self.stats.programs = len(self._programs)
+
+
+def _decode_slots(running: list[Sample], rows: int, width: int) -> DecodeSlots:
+    """The running samples as rows of arrays, the rest idle."""
+    assert 0 < len(running) <= rows, (len(running), rows)
+
+    def column(values: list, dtype: type, fill: object = 0) -> np.ndarray:
+        out = np.full(rows, fill, dtype)
+        out[: len(values)] = values
+        return out
+
+    tables = np.full((rows, width), NULL_PAGE, np.int32)
+    stop_ids = np.full((rows, MAX_STOP_IDS), -1, np.int32)
+    for row, sample in enumerate(running):
+        tables[row, : len(sample.pages)] = sample.pages
+        ids = sample.request.params.stop_ids
+        stop_ids[row, : len(ids)] = ids
+    params = [sample.request.params for sample in running]
+    return DecodeSlots(
+        tables=tables,
+        token=column([s.next_input for s in running], np.int32),
+        position=column([s.position for s in running], np.int32),
+        active=column([True] * len(running), np.bool_, False),
+        write_from=column([len(s.request.prompt.tokens) for s in running], np.int32),
+        last_position=column([s.last_position for s in running], np.int32),
+        temperature=column([p.temperature for p in params], np.float32, 1.0),
+        top_p=column([p.top_p for p in params], np.float32, 1.0),
+        stop_ids=stop_ids,
+        seed=column([p.seed for p in params], np.uint32),
+        uid=column([s.request.uid for s in running], np.uint32),
+        sample=column([s.index for s in running], np.uint32),
+    )
+
+
+def _rollout(sample: Sample, reason: str) -> Rollout:
+    return Rollout(
+        prompt=sample.request.prompt,
+        sample=sample.index,
+        tokens=np.asarray(sample.tokens, np.int32),
+        logp_sampler=np.asarray(sample.logps, np.float32),
+        mask=np.ones(len(sample.tokens), np.bool_),
+        weights_version=np.asarray(sample.versions, np.int32),
+        finish_reason=reason,
+    )

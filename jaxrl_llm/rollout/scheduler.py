@@ -1,0 +1,230 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Who runs, and on which pages: plain Python without a device.
+
+A request of n samples is one *group*. Its prompt is prefilled once, into pages that its samples
+share by reference count. The last page of a prompt that does not fill it is a template: each sample
+gets a copy to write on, the last sample the template itself. A sample is admitted, in order of
+arrival, when a slot is free and all the pages that it could ever need are; so a running sample
+never waits for a page, every running sample ends, and nothing deadlocks.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+from jaxrl_llm.errors import RequestError
+from jaxrl_llm.rollout.sampling import SamplingParams
+from jaxrl_llm.types import Prompt
+
+NULL_PAGE = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """Sample `n` completions of `prompt`.
+
+    Attributes:
+        prompt: its tokens are read as they are.
+        params: how to sample.
+        n: completions to draw; they share the prompt's pages.
+        uid: a number in 0 .. 2³² − 1 that stays the same wherever and whenever the request runs:
+            the draws depend on (params.seed, uid, sample, position) alone.
+    """
+
+    prompt: Prompt
+    params: SamplingParams
+    n: int = 1
+    uid: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class PageNeed:
+    """Pages of one request: `shared` by its samples, `own` of each sample, `partial`: the prompt
+    ends within a page, so that each sample's first own page begins as a copy of it."""
+
+    shared: int
+    own: int
+    partial: bool
+
+    @classmethod
+    def of(cls, prompt_tokens: int, max_tokens: int, page_size: int) -> PageNeed:
+        """The last token that is drawn is never read, so it needs no room."""
+        shared, rest = divmod(prompt_tokens, page_size)
+        own = -(-(rest + max_tokens - 1) // page_size)
+        return cls(shared, own, rest > 0)
+
+    def least(self, n: int) -> int:
+        """The smallest pool (null page aside) in which n samples can run, one after the other."""
+        return self.shared + self.own + (1 if self.partial and n > 1 else 0)
+
+
+class PageAllocator:
+    """Pages 1 .. num_pages − 1 with reference counts; page 0 takes the writes that nobody wants."""
+
+    def __init__(self, num_pages: int):
+        assert num_pages >= 2, num_pages
+        self.num_pages = num_pages
+        self.references = [0] * num_pages
+        self._free = list(range(num_pages - 1, NULL_PAGE, -1))
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def used(self) -> int:
+        return self.num_pages - 1 - len(self._free)
+
+    def allocate(self, count: int) -> list[int]:
+        assert count <= self.free, (count, self.free)
+        pages = [self._free.pop() for _ in range(count)]
+        for page in pages:
+            assert self.references[page] == 0, page
+            self.references[page] = 1
+        return pages
+
+    def share(self, pages: list[int]) -> None:
+        for page in pages:
+            assert self.references[page] > 0, page
+            self.references[page] += 1
+
+    def release(self, pages: list[int]) -> None:
+        for page in pages:
+            assert self.references[page] > 0, page
+            self.references[page] -= 1
+            if self.references[page] == 0:
+                self._free.append(page)
+
+
+@dataclasses.dataclass(eq=False)
+class Sample:
+    """One completion under way. `pages[i]` holds positions i·page_size and up."""
+
+    request: Request
+    index: int
+    pages: list[int]
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    logps: list[float] = dataclasses.field(default_factory=list)
+    versions: list[int] = dataclasses.field(default_factory=list)
+
+    @property
+    def next_input(self) -> int:
+        """The token whose successor is drawn next: the last of prompt and completion."""
+        return self.tokens[-1] if self.tokens else self.request.prompt.tokens[-1]
+
+    @property
+    def position(self) -> int:
+        """The position of `next_input`."""
+        return len(self.request.prompt.tokens) + len(self.tokens) - 1
+
+    @property
+    def last_position(self) -> int:
+        """The position of the last token that may be drawn."""
+        return len(self.request.prompt.tokens) + self.request.params.max_tokens - 1
+
+
+@dataclasses.dataclass(eq=False)
+class _Group:
+    """A request whose samples are not all admitted; holds its prompt's pages once they exist."""
+
+    request: Request
+    need: PageNeed
+    admitted: int = 0
+    pages: list[int] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Admission:
+    """What the device has to do, in this order, before the samples decode.
+
+    Attributes:
+        prefills: prompts to compute, each with the pages to write: (tokens, pages).
+        copies: pages to copy: (from, to).
+        samples: the samples that now run.
+    """
+
+    prefills: list[tuple[tuple[int, ...], list[int]]]
+    copies: list[tuple[int, int]]
+    samples: list[Sample]
+
+
+class Scheduler:
+    """First come, first served, over `slots` places and one pool of pages."""
+
+    def __init__(self, *, slots: int, page_size: int, num_pages: int):
+        self.slots, self.page_size = slots, page_size
+        self.allocator = PageAllocator(num_pages)
+        self.running: list[Sample] = []
+        self._waiting: collections.deque[_Group] = collections.deque()
+
+    @property
+    def has_waiting(self) -> bool:
+        return bool(self._waiting)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self.running)
+
+    def check(self, request: Request) -> None:
+        """Raises RequestError if the request could not run even with the whole pool to itself."""
+        need = self._need(request)
+        least = need.least(request.n)
+        if least > self.allocator.num_pages - 1:
+            raise RequestError(
+                f"request {request.uid} ({request.prompt.id!r}) needs more pages than there are",
+                got=f"{least} pages of {self.page_size} tokens",
+                expected=f"at most {self.allocator.num_pages - 1}",
+                hint="a shorter prompt, fewer max_tokens, or a larger num_pages",
+            )
+
+    def add(self, request: Request) -> None:
+        """Put a request at the end of the queue."""
+        self.check(request)
+        self._waiting.append(_Group(request, self._need(request)))
+
+    def admit(self) -> Admission:
+        """Start as many samples as there are slots and pages for, in order of arrival."""
+        admission = Admission([], [], [])
+        while self._waiting and len(self.running) < self.slots:
+            group = self._waiting[0]
+            if not self._start_next(group, admission):
+                break
+            if group.admitted == group.request.n:
+                self._waiting.popleft()
+        return admission
+
+    def finish(self, sample: Sample) -> None:
+        """The sample is complete: its slot and its pages are free."""
+        self.running.remove(sample)
+        self.allocator.release(sample.pages)
+
+    def _need(self, request: Request) -> PageNeed:
+        return PageNeed.of(len(request.prompt.tokens), request.params.max_tokens, self.page_size)
+
+    def _start_next(self, group: _Group, admission: Admission) -> bool:
+        """Admit the group's next sample, if its pages are free."""
+        need, allocator = group.need, self.allocator
+        last = group.admitted == group.request.n - 1
+        template = 1 if need.partial else 0
+        fresh = need.own - (template if last else 0)
+        if fresh + (need.shared + template if group.pages is None else 0) > allocator.free:
+            return False
+        if group.pages is None:
+            group.pages = allocator.allocate(need.shared + template)
+            admission.prefills.append((group.request.prompt.tokens, list(group.pages)))
+        own = allocator.allocate(fresh)
+        if last:  # the group's own hold on its pages passes to its last sample
+            pages = group.pages + own
+        else:
+            shared = group.pages[: need.shared]
+            allocator.share(shared)
+            pages = shared + own
+            if need.partial:
+                admission.copies.append((group.pages[-1], own[0]))
+        sample = Sample(group.request, group.admitted, pages)
+        group.admitted += 1
+        self.running.append(sample)
+        admission.samples.append(sample)
+        return True
