@@ -1,61 +1,21 @@
 # SPDX-FileCopyrightText: The jaxrl_llm authors
 # SPDX-License-Identifier: Apache-2.0
-"""GGUF files in: metadata, configuration, and weights dequantised tensor by tensor.
-
-The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
-"""
+"""GGUF files in: configuration and parameters of a model from its metadata and tensors."""
 
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import gguf
 import jax.numpy as jnp
 import numpy as np
-from gguf import GGMLQuantizationType as Kind
-from jaxtyping import Float, UInt8
 
+from jaxrl_llm.checkpoint.gguf_file import GGUFFile
 from jaxrl_llm.checkpoint.stacking import build_params
 from jaxrl_llm.errors import ModelError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Params
-
-
-class GGUFFile:
-    """An open GGUF file: `metadata` as plain values, `tensors` by name; weights are read on demand.
-
-    Raises:
-        ModelError: no such file, or not a whole GGUF file.
-    """
-
-    def __init__(self, path: str | pathlib.Path):
-        self.path = pathlib.Path(path)
-        if not self.path.is_file():
-            raise ModelError("the GGUF file does not exist", got=self.path)
-        try:
-            reader = gguf.GGUFReader(self.path)
-            self.metadata = {name: field.contents() for name, field in reader.fields.items()}
-        except (ValueError, LookupError, TypeError, OverflowError, MemoryError) as error:
-            raise ModelError(
-                f"{self.path} is not a whole GGUF file: {error}", hint="fetch the file again"
-            ) from error
-        self.tensors = {tensor.name: tensor for tensor in reader.tensors}
-
-    def read(self, name: str) -> np.ndarray:
-        """One tensor, dequantised to float32 (F16 stays float16)."""
-        tensor = self.tensors[name]
-        dequantise = DEQUANTISERS.get(tensor.tensor_type)
-        if dequantise is None:
-            raise ModelError(
-                f"tensor {name} of {self.path.name} is of a type that is not supported",
-                got=tensor.tensor_type.name,
-                expected="one of " + ", ".join(kind.name for kind in DEQUANTISERS),
-                hint="another quantisation of the model, or its HF folder",
-            )
-        shape = tuple(int(size) for size in reversed(tensor.shape))
-        return dequantise(np.asarray(tensor.data)).reshape(shape)
 
 
 def load_gguf(
@@ -110,7 +70,7 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
     if "token_embd.weight" not in file.tensors:
         raise ModelError(f"{file.path.name} lacks tensor token_embd.weight of the model")
     fields = {
-        "vocab_size": int(file.tensors["token_embd.weight"].shape[1]),
+        "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "hidden_size": width,
         "intermediate_size": need("feed_forward_length"),
         "num_layers": need("block_count"),
@@ -191,46 +151,6 @@ def _unpermute(w: np.ndarray, heads: int) -> np.ndarray:
     pairs = w.reshape(heads, rows // heads // 2, 2, columns)
     return pairs.swapaxes(1, 2).reshape(rows, columns)
 
-
-# A row is a run of blocks of 32 values. Q8_0: float16 scale d, 32 × int8 q: x = d·q.
-# Q4_0: float16 d, 16 bytes of which the low halves are values 0–15 and the high ones 16–31:
-# x = d·(q − 8). Q4_1: float16 d and m, then the same: x = d·q + m.
-
-
-def _blocks(data: UInt8[np.ndarray, "rows bytes"], size: int) -> UInt8[np.ndarray, "blocks {size}"]:
-    return np.ascontiguousarray(data).reshape(-1, size)
-
-
-def _half(blocks: np.ndarray, start: int) -> Float[np.ndarray, "blocks 1"]:
-    return np.ascontiguousarray(blocks[:, start : start + 2]).view(np.float16).astype(np.float32)
-
-
-def _nibbles(packed: UInt8[np.ndarray, "blocks 16"]) -> Float[np.ndarray, "blocks 32"]:
-    return np.concatenate([packed & 15, packed >> 4], axis=1).astype(np.float32)
-
-
-def _dequantise_q8_0(data: UInt8[np.ndarray, "rows bytes"]) -> Float[np.ndarray, "blocks 32"]:
-    blocks = _blocks(data, 34)
-    return blocks[:, 2:].view(np.int8).astype(np.float32) * _half(blocks, 0)
-
-
-def _dequantise_q4_0(data: UInt8[np.ndarray, "rows bytes"]) -> Float[np.ndarray, "blocks 32"]:
-    blocks = _blocks(data, 18)
-    return (_nibbles(blocks[:, 2:]) - np.float32(8)) * _half(blocks, 0)
-
-
-def _dequantise_q4_1(data: UInt8[np.ndarray, "rows bytes"]) -> Float[np.ndarray, "blocks 32"]:
-    blocks = _blocks(data, 20)
-    return _nibbles(blocks[:, 4:]) * _half(blocks, 0) + _half(blocks, 2)
-
-
-DEQUANTISERS: dict[Kind, Callable[[np.ndarray], np.ndarray]] = {
-    Kind.F32: lambda data: data.view(np.float32),
-    Kind.F16: lambda data: data.view(np.float16),
-    Kind.Q8_0: _dequantise_q8_0,
-    Kind.Q4_0: _dequantise_q4_0,
-    Kind.Q4_1: _dequantise_q4_1,
-}
 
 # Architecture → leaf → the name of its tensor.
 NAMES: dict[str, dict[str, str]] = {

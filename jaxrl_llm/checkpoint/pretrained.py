@@ -18,6 +18,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from jaxrl_llm.checkpoint import gguf, huggingface
+from jaxrl_llm.checkpoint.gguf_file import GGUFFile
 from jaxrl_llm.errors import ModelError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Params
@@ -81,7 +82,7 @@ def load(
     """
     where = resolve(name_or_path)
     if where.kind == "gguf":
-        file = gguf.GGUFFile(where.path)
+        file = GGUFFile(where.path)
         config, params = gguf.load_gguf(file, dtype, shardings)
         return Pretrained(config, params, tokenizers.from_gguf(file.metadata), where)
     config = huggingface.load_config(where.path)
@@ -94,7 +95,7 @@ def peek(name_or_path: str | pathlib.Path) -> tuple[ModelConfig, Tokenizer]:
     """Configuration and tokenizer of a model, without reading its weights."""
     where = resolve(name_or_path, weights=False)
     if where.kind == "gguf":
-        file = gguf.GGUFFile(where.path)
+        file = GGUFFile(where.path)
         return gguf.config_from_gguf(file), tokenizers.from_gguf(file.metadata)
     return huggingface.load_config(where.path), tokenizers.from_folder(where.path)
 
