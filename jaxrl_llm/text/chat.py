@@ -1,0 +1,172 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Messages to text by the model's own template, and prompts to tokens.
+
+A template comes with the model, from a stranger: it runs in jinja's immutable sandbox and sees plain
+JSON values only. What it can still do is waste time and memory.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from jaxrl_llm.errors import DataError, ModelError
+from jaxrl_llm.text.tokenizer import Tokenizer
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+def render(
+    messages: Messages, tokenizer: Tokenizer, add_generation_prompt: bool = True, **kwargs: Any
+) -> str:
+    """The text of a conversation by the tokenizer's chat template.
+
+    Args:
+        messages: dicts with at least `role`; the other keys reach the template, None is left out.
+        add_generation_prompt: end where the assistant's next message begins.
+        **kwargs: further variables of the template: `tools`, `enable_thinking`, …
+
+    Raises:
+        ModelError: no template, or it is not valid jinja, fails, or does what it may not.
+        DataError: `messages` is not a list of messages, or the template itself refuses it.
+    """
+    if tokenizer.chat_template is None:
+        raise ModelError(
+            "the model has no chat template, so it can't read messages",
+            hint="prompts as plain text, an instruction-tuned model, or a file chat_template.jinja "
+            "in the model's folder",
+        )
+    _check_messages(messages)
+    special = {
+        "bos_token": tokenizer.id_to_token(tokenizer.bos_id) or "",
+        "eos_token": tokenizer.id_to_token(tokenizer.eos_ids[0]) if tokenizer.eos_ids else "",
+        "pad_token": tokenizer.id_to_token(tokenizer.pad_id) or "",
+        "unk_token": tokenizer.id_to_token(tokenizer.unk_id) or "",
+    }
+    variables = {**special, "tools": None, "documents": None, **kwargs}
+    try:
+        template = _compile(tokenizer.chat_template)
+        return template.render(
+            messages=_plain([_without_none(message) for message in messages]),
+            add_generation_prompt=add_generation_prompt,
+            **_plain(variables),
+        )
+    except _Refused as error:
+        raise DataError(f"the chat template refuses the messages: {error}") from error
+    except jinja2.TemplateSyntaxError as error:
+        raise ModelError(
+            f"the chat template is not valid jinja, line {error.lineno}: {error.message}"
+        ) from error
+    except jinja2.sandbox.SecurityError as error:
+        raise ModelError(f"the chat template does what it may not: {error}") from error
+    except Exception as error:  # whatever a stranger's program may raise
+        raise ModelError(f"the chat template failed: {type(error).__name__}: {error}") from error
+
+
+def encode_prompt(
+    text_or_messages: str | Messages, tokenizer: Tokenizer, **kwargs: Any
+) -> tuple[list[int], str]:
+    """Tokens of a prompt, and the prompt as the model reads it.
+
+    Plain text gets the BOS that the model expects before a text, if it expects one. A conversation
+    is rendered by the chat template, which writes BOS itself where it wants one, so none is added.
+
+    Args:
+        **kwargs: variables of the chat template.
+    """
+    if isinstance(text_or_messages, str):
+        tokens = tokenizer.encode(text_or_messages)
+        if tokenizer.adds_bos and tokens[:1] != [tokenizer.bos_id]:
+            assert tokenizer.bos_id is not None
+            tokens = [tokenizer.bos_id, *tokens]
+        return tokens, text_or_messages
+    text = render(text_or_messages, tokenizer, **kwargs)
+    return tokenizer.encode(text), text
+
+
+def _check_messages(messages: Any) -> None:
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise DataError("messages are not a list of messages", got=f"{messages!r:.100}")
+    for message in messages:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise DataError(
+                "a message is not an object with a role",
+                got=f"{message!r:.100}",
+                expected='{"role": "user", "content": "…"}',
+            )
+
+
+def _without_none(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Interfaces fill in `content=None`; templates know only an absent key."""
+    return {key: value for key, value in message.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    """The value rebuilt from exact JSON types, so that no method of anything else is in reach."""
+    if value is None or isinstance(value, bool):
+        return value
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, Sequence):
+        return [_plain(v) for v in value]
+    raise DataError("a message holds a value that is not JSON", got=f"{value!r:.100}")
+
+
+class _Refused(jinja2.TemplateError):
+    """The template called `raise_exception`: it doesn't take these messages."""
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}` marks the assistant's words; it renders as its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja reads it so
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return [jinja2.nodes.Scope(body).set_lineno(line)]
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise _Refused(str(message))
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)
+
+
+def _tojson(value: Any, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
+    """Plain JSON; jinja's own filter escapes for HTML."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def _compile(template: str) -> jinja2.Template:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_GenerationTag, jinja2.ext.loopcontrols],
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment.from_string(template)
