@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages to text by the model's own template, and prompts to tokens.
 
-A template comes with the model, from a stranger: it runs in jinja's immutable sandbox and sees plain
-JSON values only. What it can still do is waste time and memory.
+A template comes with the model, from a stranger: it runs in jinja's immutable sandbox and sees
+plain JSON values only. What it can still do is waste time and memory.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class _Refused(jinja2.TemplateError):
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}…{% endgeneration %}` marks the assistant's words; it renders as its body."""
+    """`{% generation %}…{% endgeneration %}` marks assistant words; it renders as the body."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja reads it so
 
