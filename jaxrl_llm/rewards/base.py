@@ -29,7 +29,7 @@ RewardFn = Callable[[Sequence[Rollout]], Sequence[Reward | float | None]]
 RewardRows = Mapping[str, RewardFn | tuple[RewardFn, float]]
 
 
-def check_rewards(rows: RewardRows) -> None:
+def check_rewards(rows: Mapping[str, Any]) -> None:
     """Checks the rewards of a config before a run begins.
 
     Raises:
@@ -45,13 +45,13 @@ def check_rewards(rows: RewardRows) -> None:
         if not callable(fn):
             raise RewardError(
                 f"the reward {name!r} is not a function",
-                got=reprlib.repr(fn),
+                got=_show(fn),
                 expected="a function from rollouts to numbers",
             )
         if _finite(weight) is None:
             raise RewardError(
                 f"the weight of the reward {name!r} is not a finite number",
-                got=reprlib.repr(weight),
+                got=_show(weight),
             )
     if all(_row(row)[1] == 0 for row in rows.values()):
         raise RewardError("all rewards have weight 0", hint="a weight other than 0 for one of them")
@@ -83,7 +83,7 @@ def score(rows: RewardRows, rollouts: Sequence[Rollout]) -> list[Reward | None]:
     ]
 
 
-def _row(row: RewardFn | tuple[RewardFn, float]) -> tuple[RewardFn, float]:
+def _row(row: Any) -> tuple[Any, Any]:
     return row if isinstance(row, tuple) else (row, 1.0)
 
 
@@ -103,7 +103,7 @@ def _call(name: str, fn: RewardFn, rollouts: Sequence[Rollout]) -> list[Reward |
     if values is None:
         raise RewardError(
             f"the reward {name!r} did not return a list",
-            got=reprlib.repr(result),
+            got=_show(result),
             expected="one number, Reward or None for each rollout, in their order",
         )
     if len(values) != len(rollouts):
@@ -118,17 +118,17 @@ def _call(name: str, fn: RewardFn, rollouts: Sequence[Rollout]) -> list[Reward |
 def _verdict(name: str, value: Any, rollout: Rollout) -> Reward | None:
     if value is None:
         return None
-    reward = value if isinstance(value, Reward) else Reward(value)
-    numbers_of = {"": reward.value, **{f"/{part}": v for part, v in reward.parts.items()}}
-    for suffix, number in numbers_of.items():
+    total, parts, info = value, {}, {}
+    if isinstance(value, Reward):
+        total, parts, info = value.value, value.parts, value.info
+    for suffix, number in (("", total), *((f"/{part}", v) for part, v in parts.items())):
         if _finite(number) is None:
             raise RewardError(
                 f"the reward {name + suffix!r} is not a finite number",
-                got=f"{reprlib.repr(number)} for {rollout.prompt.id}, sample {rollout.sample}",
+                got=f"{_show(number)} for {rollout.prompt.id}, sample {rollout.sample}",
                 expected="a finite number, or None for a rollout that can't be judged",
             )
-    parts = {part: _finite(number) for part, number in reward.parts.items()}
-    return Reward(_finite(reward.value), parts, reward.info)
+    return Reward(_finite(total), {part: _finite(v) for part, v in parts.items()}, info)
 
 
 def _combine(
@@ -170,6 +170,13 @@ def _finite(value: Any) -> float | None:
 def _place(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}"
+
+
+def _show(value: Any) -> str:
+    try:
+        return reprlib.repr(value)
+    except Exception:  # an integer of more than 4300 digits, or a class of the user's
+        return f"a value of type {type(value).__name__}"
 
 
 def _clip(text: str, most: int = 200) -> str:

@@ -36,7 +36,9 @@ class Matches:
         return [float(pattern.fullmatch(rollout.completion) is not None) for rollout in rollouts]
 
 
-THINK_THEN_ANSWER = Matches(r"\s*<think>(?!.*<think>).*\S.*</think>(?!.*</think>).*\S.*")
+THINK_THEN_ANSWER = Matches(
+    r"\s*<think>(?!\s*</think>)(?:(?!</?think>).)+</think>\s*(?!.*</?think>)\S.*"
+)
 """One block of thought, then an answer (the format of https://arxiv.org/abs/2501.12948)."""
 
 
