@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The jaxrl_llm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of a run: `metrics.jsonl` is the truth, TensorBoard, W&B and trackio are copies of it.
+"""Metrics of a run: `metrics.jsonl` is the truth; TensorBoard, W&B and trackio get copies.
 
 A run may be killed at any moment and goes on from its last checkpoint, so rows after that
 checkpoint are cut off (`truncate`) before they are written again: no step ever appears twice.
@@ -16,12 +16,13 @@ import os
 import pathlib
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxrl_llm.errors import ConfigError, RunDirectoryError
 
 METRICS_FILE = "metrics.jsonl"
+_EVENTS = "events.out.tfevents."
 
 # JSON knows no such numbers; a null would lose which of them it was.
 _SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -166,7 +167,7 @@ class MetricsWriter:
         """Forget every step after `after_step`: a resumed run calls this before it writes."""
         self._lines.truncate(after_step)
         if self._events is not None:
-            self._events.rebuild(read_metrics(self.run_dir))
+            self._events.truncate(after_step)
 
     def flush(self) -> None:
         """Nothing is left to do: files are flushed row by row, trackers send when they will."""
@@ -228,65 +229,44 @@ def _import_extra(name: str) -> Any:
 
 
 class _EventFile:
-    """TensorBoard events, made again from `metrics.jsonl` when a run resumes.
-
-    They are written at once: tensorboardX's own writer queues them in a thread, where a kill loses
-    them.
-    """
+    """TensorBoard events, written at once: tensorboardX's own writer queues them in a thread, where
+    a kill loses them. A resumed run starts a new file, which tells viewers what to forget."""
 
     def __init__(self, folder: pathlib.Path):
         self.folder = folder
         self._writer: Any = None
 
     def write(self, step: int, metrics: Mapping[str, int | float]) -> None:
-        if self._writer is None:
-            self._open()
-        self._put(step, metrics, time.time())
-        self._writer.flush()
+        from tensorboardX.proto.summary_pb2 import Summary
 
-    def rebuild(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """One file with these rows instead of all files that are there."""
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in metrics.items()]
+        self._put(step=step, summary=Summary(value=values))
+
+    def truncate(self, after_step: int) -> None:
+        from tensorboardX.proto.event_pb2 import SessionLog
+
         self.close()
-        old = set(self.folder.glob("events.out.tfevents.*")) if self.folder.is_dir() else set()
-        if not rows and not old:
-            return
-        new = self._open()
-        self._restart_at(0)
-        times = [time.time()]
-        for row in reversed(rows):  # when each step was: the durations are known
-            spent = row.get("step_time", 0.0)
-            times.append(times[-1] - (spent if math.isfinite(spent) else 0.0))
-        for row, when in zip(rows, reversed(times[:-1]), strict=True):
-            self._put(row["step"], {k: v for k, v in row.items() if k != "step"}, when)
-        self._writer.flush()
-        for path in old - {new}:
-            path.unlink(missing_ok=True)
+        if any(self.folder.glob(f"{_EVENTS}*")):
+            # Earlier files stay: a viewer that has one of them open would stop at its removal.
+            self._put(step=after_step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
-    def _open(self) -> pathlib.Path:
-        from tensorboardX.event_file_writer import EventsWriter
+    def _put(self, **event: Any) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.record_writer import RecordWriter
 
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._writer = EventsWriter(str(self.folder / "events"))
+            if self._writer is None:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                # Viewers read the files in order of name.
+                self._writer = RecordWriter(str(self.folder / f"{_EVENTS}{time.time():.6f}"))
+                version = Event(wall_time=time.time(), file_version="brain.Event:2")
+                self._writer.write(version.SerializeToString())
+            self._writer.write(Event(wall_time=time.time(), **event).SerializeToString())
+            self._writer.flush()
         except OSError as error:
             raise _unwritable(self.folder, error) from error
-        return pathlib.Path(self._writer._file_name)
-
-    def _put(self, step: int, metrics: Mapping[str, int | float], when: float) -> None:
-        from tensorboardX.proto.event_pb2 import Event
-        from tensorboardX.proto.summary_pb2 import Summary
-
-        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in metrics.items()]
-        self._writer.write_event(Event(wall_time=when, step=step, summary=Summary(value=values)))
-
-    def _restart_at(self, step: int) -> None:
-        """A viewer that is open drops the steps from here on that it has read before."""
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
-
-        log = SessionLog(status=SessionLog.START)
-        self._writer.write_event(Event(wall_time=time.time(), step=step, session_log=log))

