@@ -36,27 +36,37 @@ def default_num_pages(
 ) -> int:
     """Pages of the default pool: enough that groups of `group_size` samples fill every slot.
 
-    For a prompt of T tokens, `shared(T) = T // page` pages serve a whole group and each sample owns
-    `own(T) = ceil((T % page + max_new − 1) / page)`. The pool is
+    For a prompt of T tokens, ``shared(T) = T // page`` pages serve a whole group and each sample
+    owns ``own(T) = ceil((T % page + max_new − 1) / page)``. Filling the slots with such prompts takes
 
-        1 + 1 + max over T ≤ max_prompt of  slots · own(T) + groups · shared(T)
+        need(T) = 1 + 1 + slots · own(T) + groups · shared(T)
 
-    the null page, one template for the group that is being admitted, and room for `groups` distinct
-    prompts at a time: slots/group_size and half as many again for groups of which only stragglers
-    run, but, if group_size > 1, fewer than there are slots (so that sharing saves memory then).
+    pages: the null page, one template for the group that is being admitted, and room for `groups`
+    distinct prompts at a time: slots/group_size and half as many again for groups of which only
+    stragglers run, but, if group_size > 1, fewer than there are slots.
+
+    The pool is the largest need of any prompt that shares a page. Prompts too short to share one
+    may need more; for them it grows to just below slots · (pages of the longest request).
+    With group_size 1, or if no prompt fills a page, nothing is shared and it is the largest need.
     """
     whole = -(-slots // group_size)
     groups = min(whole + -(-slots // (2 * group_size)), slots)
     if group_size > 1 and groups == slots:
         groups = max(whole, slots - 1)
 
-    def pages(prompt_tokens: int) -> int:
-        need = PageNeed.of(prompt_tokens, max_new_tokens, page_size)
-        return slots * need.own + groups * need.shared
+    def largest_need(first: int) -> int:
+        # own(T) repeats with the page size and shared(T) grows: the last page's worth decides.
+        first = max(first, max_prompt_tokens - page_size + 1)
+        needs = (
+            PageNeed.of(t, max_new_tokens, page_size) for t in range(first, max_prompt_tokens + 1)
+        )
+        return 2 + max(slots * need.own + groups * need.shared for need in needs)
 
-    # own(T) repeats with the page size and shared(T) grows, so the last page's worth decides.
-    first = max(1, max_prompt_tokens - page_size + 1)
-    return 2 + max(pages(t) for t in range(first, max_prompt_tokens + 1))
+    if group_size == 1 or max_prompt_tokens < page_size:
+        return largest_need(1)
+    longest = PageNeed.of(max_prompt_tokens, max_new_tokens, page_size)
+    unshared = slots * (longest.shared + longest.own)
+    return max(largest_need(page_size), min(largest_need(1), unshared - 1))
 
 
 def page_slots(

@@ -1,0 +1,181 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler without a device: pages, sharing, order, and no deadlock."""
+
+from __future__ import annotations
+
+import collections
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxrl_llm.errors import RequestError
+from jaxrl_llm.rollout.sampling import SamplingParams
+from jaxrl_llm.rollout.scheduler import NULL_PAGE, PageAllocator, PageNeed, Request, Scheduler
+from jaxrl_llm.types import Prompt
+
+
+def request(prompt_tokens: int, max_tokens: int, n: int = 1, uid: int = 0) -> Request:
+    prompt = Prompt(id=f"r{uid}", tokens=tuple(range(prompt_tokens)), text="")
+    return Request(prompt, SamplingParams(max_tokens=max_tokens), n=n, uid=uid)
+
+
+def owners(scheduler: Scheduler) -> collections.Counter:
+    """How often each page is held, counted from the running samples and the group under way."""
+    held = collections.Counter()
+    for sample in scheduler.running:
+        held.update(sample.pages)
+    for group in scheduler._waiting:
+        held.update(group.pages or [])
+    return held
+
+
+def check_pages(scheduler: Scheduler) -> None:
+    allocator = scheduler.allocator
+    held = owners(scheduler)
+    assert NULL_PAGE not in held
+    assert all(held[page] == allocator.references[page] for page in range(allocator.num_pages))
+    free = allocator._free
+    assert len(set(free)) == len(free) and not set(free) & set(held)
+    assert len(free) + len(held) == allocator.num_pages - 1
+
+
+def writable(sample, page_size: int) -> list[int]:
+    """Pages on which the sample writes: those at or after the prompt's end."""
+    return sample.pages[len(sample.request.prompt.tokens) // page_size :]
+
+
+def test_page_need():
+    """10 tokens fill 2.5 pages of 4; of 5 new ones the last is never read: they end with page 4."""
+    assert PageNeed.of(10, 5, 4) == PageNeed(shared=2, own=2, partial=True)
+    assert PageNeed.of(8, 1, 4) == PageNeed(shared=2, own=0, partial=False)
+    assert PageNeed.of(8, 2, 4) == PageNeed(shared=2, own=1, partial=False)
+    assert PageNeed.of(1, 1, 4) == PageNeed(shared=0, own=1, partial=True)
+    assert PageNeed.of(10, 5, 4).least(1) == 4
+    assert PageNeed.of(10, 5, 4).least(2) == 5  # the second sample needs the pristine template
+    assert PageNeed.of(8, 5, 4).least(2) == 3
+
+
+def test_siblings_share_full_prompt_pages_and_own_the_rest():
+    scheduler = Scheduler(slots=4, page_size=4, num_pages=64)
+    scheduler.add(request(10, 5, n=3))
+    admission = scheduler.admit()
+    tables = [sample.pages for sample in admission.samples]
+    assert len(tables) == 3 and all(len(table) == 4 for table in tables)
+    assert tables[0][:2] == tables[1][:2] == tables[2][:2]
+    rest = [page for table in tables for page in table[2:]]
+    assert len(set(rest)) == 6
+    (tokens, prompt_pages), *more = admission.prefills
+    assert not more and len(tokens) == 10 and len(prompt_pages) == 3  # computed once
+    # two copies of the template; the last sample writes on the template itself
+    template = prompt_pages[2]
+    assert admission.copies == [(template, tables[0][2]), (template, tables[1][2])]
+    assert tables[2][2] == template
+    check_pages(scheduler)
+
+
+def test_a_sample_admitted_late_still_shares_the_prompt():
+    scheduler = Scheduler(slots=2, page_size=4, num_pages=64)
+    scheduler.add(request(9, 3, n=4))
+    first = scheduler.admit()
+    prompt_pages = first.prefills[0][1]
+    for sample in first.samples:
+        scheduler.finish(sample)
+        check_pages(scheduler)
+    second = scheduler.admit()
+    assert second.prefills == []
+    assert [sample.index for sample in second.samples] == [2, 3]
+    assert all(sample.pages[:2] == prompt_pages[:2] for sample in second.samples)
+    for sample in second.samples:
+        scheduler.finish(sample)
+    assert scheduler.allocator.used == 0 and not scheduler.has_work
+
+
+def test_freed_pages_are_used_again():
+    scheduler = Scheduler(slots=2, page_size=4, num_pages=5)
+    seen: set[int] = set()
+    for uid in range(4):
+        scheduler.add(request(5, 4, uid=uid))
+    while scheduler.has_work:
+        for sample in scheduler.admit().samples:
+            seen |= set(sample.pages)
+        check_pages(scheduler)
+        scheduler.finish(scheduler.running[0])
+    assert seen == {1, 2, 3, 4}  # total demand: 8 pages
+
+
+def test_first_come_first_served():
+    """A small request does not overtake a large one that waits for pages."""
+    scheduler = Scheduler(slots=4, page_size=4, num_pages=7)
+    for uid, tokens in enumerate([12, 20, 2]):
+        scheduler.add(request(tokens, 4, uid=uid))
+    assert [s.request.uid for s in scheduler.admit().samples] == [0]
+    scheduler.finish(scheduler.running[0])
+    assert [s.request.uid for s in scheduler.admit().samples] == [1]
+    scheduler.finish(scheduler.running[0])
+    assert [s.request.uid for s in scheduler.admit().samples] == [2]
+
+
+def test_a_request_that_never_fits_is_refused():
+    scheduler = Scheduler(slots=2, page_size=4, num_pages=5)
+    scheduler.add(request(10, 5, n=1))
+    with pytest.raises(RequestError, match="got 5 pages"):
+        scheduler.add(request(10, 5, n=2))
+    assert [s.request.n for s in scheduler.admit().samples] == [1]
+
+
+def test_allocator_refuses_a_double_release():
+    allocator = PageAllocator(4)
+    pages = allocator.allocate(2)
+    allocator.release(pages)
+    with pytest.raises(AssertionError):
+        allocator.release(pages)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    slots=st.integers(2, 6),
+    page_size=st.sampled_from([1, 2, 4, 16]),
+    num_pages=st.integers(2, 40),
+    sizes=st.lists(
+        st.tuples(st.integers(1, 40), st.integers(1, 20), st.integers(1, 7)), max_size=12
+    ),
+    data=st.data(),
+)
+def test_every_sample_runs_once_and_no_page_is_lost(slots, page_size, num_pages, sizes, data):
+    """Random requests, arriving while others run, and ending in random order."""
+    scheduler = Scheduler(slots=slots, page_size=page_size, num_pages=num_pages)
+    expected, done = [], []
+    arrivals = collections.deque(
+        request(prompt, new, n, uid) for uid, (prompt, new, n) in enumerate(sizes)
+    )
+    while arrivals or scheduler.has_work:
+        if arrivals and data.draw(st.booleans() if scheduler.has_work else st.just(True)):
+            arriving = arrivals.popleft()
+            need = PageNeed.of(len(arriving.prompt.tokens), arriving.params.max_tokens, page_size)
+            if need.least(arriving.n) > num_pages - 1:
+                with pytest.raises(RequestError):
+                    scheduler.add(arriving)
+            else:
+                scheduler.add(arriving)
+                expected += [(arriving.uid, index) for index in range(arriving.n)]
+        admission = scheduler.admit()
+        check_pages(scheduler)
+        assert len(scheduler.running) <= slots
+        assert scheduler.running or not scheduler.has_waiting  # never stuck
+        written = [page for s in scheduler.running for page in writable(s, page_size)]
+        assert len(set(written)) == len(written)  # nobody writes on another's page
+        for sample in admission.samples:
+            positions = sample.last_position  # tokens at positions below it are kept
+            assert len(sample.pages) == -(-positions // page_size)
+        targets = [target for _, target in admission.copies]
+        assert len(set(targets)) == len(targets)
+        if scheduler.running:
+            ended = data.draw(st.lists(st.sampled_from(scheduler.running), unique=True))
+            for sample in ended or scheduler.running[:1]:
+                scheduler.finish(sample)
+                done.append((sample.request.uid, sample.index))
+            check_pages(scheduler)
+    assert sorted(done) == sorted(expected)
+    assert scheduler.allocator.used == 0
