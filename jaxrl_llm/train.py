@@ -81,7 +81,6 @@ def choose_devices(devices: str | None) -> None:
     """Pick the platform before the backend starts; `cpu:8` asks for 8 CPU devices."""
     import jax
 
-    jax.config.update("jax_numpy_dtype_promotion", "strict")
     if devices is None:
         return
     kind, _, count = devices.partition(":")
@@ -116,9 +115,10 @@ def run(launch: Launch, overrides: Sequence[str]) -> int:
         dry_run(config)
         return 0
     place = pathlib.Path(launch.run_dir or pathlib.Path("runs") / path.stem)
+    settings = configs.to_dict(config)
     directory = RunDirectory(
         place,
-        configs.to_dict(config),
+        settings,
         diff=configs.diff,
         seed=config.train.seed,
         fresh=launch.fresh,
@@ -126,7 +126,7 @@ def run(launch: Launch, overrides: Sequence[str]) -> int:
     if directory.done.exists():
         print(finished_text(directory.path, directory.read_result()))
         return 0
-    return train(build_run(config, directory))
+    return train(build_run(config, directory, settings))
 
 
 if __name__ == "__main__":

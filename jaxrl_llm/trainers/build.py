@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -34,12 +34,12 @@ from jaxrl_llm.trainers.state import make_train_functions
 from jaxrl_llm.types import Prompt, Rollout
 
 
-def build_run(config: RLConfig, directory: RunDirectory) -> Run:
-    """A run that is ready for `loop.train`."""
+def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, Any]) -> Run:
+    """A run that is ready for `loop.train`; `settings` is the config as JSON values."""
     mesh = make_mesh(config.mesh)
     check_mesh(config, mesh.shape["data"])
     model = load(config.model.path, jnp.dtype(config.model.dtype))
-    train_prompts, heldout_prompts, stream = build_data(
+    _, heldout_prompts, stream = build_data(
         config, model.tokenizer, model.config, directory.seed
     )
     trainer = build_trainer(
@@ -47,7 +47,14 @@ def build_run(config: RLConfig, directory: RunDirectory) -> Run:
     )
     trainer.next_prompts = stream.next
     greedy = dataclasses.replace(trainer.sampling, temperature=0.0)
-    show = Show(directory.path, config, model.config, heldout_count=len(heldout_prompts))
+    show = Show(
+        directory.path,
+        config,
+        settings,
+        model.config,
+        heldout_count=len(heldout_prompts),
+        seed=directory.seed,
+    )
     return Run(
         directory=directory,
         trainer=trainer,
@@ -59,7 +66,11 @@ def build_run(config: RLConfig, directory: RunDirectory) -> Run:
         checkpoint_every=config.train.checkpoint_every,
         data_state=stream.get_state,
         set_data_state=stream.set_state,
-        evaluate=lambda: evaluate(trainer.engine, heldout_prompts, greedy, trainer.score),
+        evaluate=lambda: (
+            evaluate(trainer.engine, heldout_prompts, greedy, trainer.score)
+            if heldout_prompts
+            else ({}, [])
+        ),
         export=lambda: save_folder(
             directory.path / "export", trainer.state.params, model.config, model.tokenizer
         ),

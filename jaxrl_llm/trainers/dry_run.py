@@ -16,7 +16,7 @@ from jaxrl_llm.data.pipeline import make_prompt
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import abstract_params
 from jaxrl_llm.rewards.base import score
-from jaxrl_llm.rollout.engine import pool_pages
+from jaxrl_llm.rollout.kv_cache import default_num_pages
 from jaxrl_llm.sharding.mesh import make_mesh
 from jaxrl_llm.text.chat import encode_prompt
 from jaxrl_llm.text.tokenizer import Tokenizer

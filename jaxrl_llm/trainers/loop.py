@@ -118,7 +118,7 @@ def resume(run: Run) -> int:
         return 0
     trainer = run.trainer
     trainer.state, host = run.checkpoints.restore(step, abstract_like(trainer.state))
-    trainer.step = host["step"]
+    trainer.step, trainer.num_tokens = host["step"], host["num_tokens"]
     run.set_data_state(host["data"])
     trainer.engine.set_params(trainer.to_sampler(trainer.state.params), trainer.step)
     run.show.start(step)
@@ -127,7 +127,11 @@ def resume(run: Run) -> int:
 
 def save(run: Run) -> None:
     """One checkpoint of everything that the next step depends on."""
-    host = {"step": run.trainer.step, "data": run.data_state()}
+    host = {
+        "step": run.trainer.step,
+        "num_tokens": run.trainer.num_tokens,
+        "data": run.data_state(),
+    }
     run.checkpoints.save(run.trainer.step, run.trainer.state, host)
 
 

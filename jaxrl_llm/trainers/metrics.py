@@ -43,7 +43,6 @@ def rollout_metrics(rollouts: Sequence[Rollout], group_size: int) -> dict[str, f
         "completions/min_length": float(lengths.min()),
         "completions/max_length": float(lengths.max()),
         "completions/clipped_ratio": float(clipped.mean()),
-        "num_tokens": float(lengths.sum() + sum(len(r.prompt.tokens) for r in rollouts)),
     }
     judged = [r.reward for r in rollouts if r.reward is not None]
     metrics["rewards/not_judged"] = float(len(rollouts) - len(judged))

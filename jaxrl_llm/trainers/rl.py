@@ -48,6 +48,7 @@ class RLTrainer:
         learning_rate: the schedule, by updates done.
         epochs, minibatches, micro_batch: how a rollout batch is cut into optimiser updates.
         step: steps done.
+        num_tokens: prompt and completion tokens seen since the run began.
     """
 
     next_prompts: Callable[[], list[Prompt]]
@@ -67,6 +68,7 @@ class RLTrainer:
     micro_batch: int
     seed: int
     step: int = 0
+    num_tokens: int = 0
 
     def train_step(self) -> tuple[dict[str, float], list[Rollout]]:
         """Sample, score and learn from one batch; returns the step's metrics and its rollouts."""
@@ -106,6 +108,8 @@ class RLTrainer:
             self.engine.set_params(self.to_sampler(self.state.params), self.step)
 
         metrics = rollout_metrics(rollouts, self.group_size) | sums.means()
+        self.num_tokens += sum(len(r.prompt.tokens) + len(r.tokens) for r in rollouts)
+        metrics["num_tokens"] = float(self.num_tokens)
         metrics["learning_rate"] = float(self.learning_rate(int(self.state.updates) - 1))
         metrics["step_time"] = time.perf_counter() - start
         metrics |= {f"time/{name}": seconds for name, seconds in times.items()}

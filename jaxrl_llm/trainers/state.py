@@ -96,8 +96,10 @@ def make_train_functions(
 
     def apply(state: TrainState, grads: Params) -> TrainState:
         grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)
-        changes, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, changes)
+        # Optax mixes its integer step count with floats, which strict promotion refuses.
+        with jax.numpy_dtype_promotion("standard"):
+            changes, opt_state = optimizer.update(grads, state.opt_state, state.params)
+            params = optax.apply_updates(state.params, changes)
         return TrainState(updates=state.updates + 1, params=params, opt_state=opt_state)
 
     return TrainFunctions(

@@ -1,0 +1,123 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Run by test_update.py in a process with float64: prints how far gradients of equal batches are apart."""
+
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxrl_llm.algorithms.presets import AlgoConfig, resolve
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.transformer import init_params
+from jaxrl_llm.trainers.batching import count_targets, micro_batches, pad_rollouts
+from jaxrl_llm.trainers.state import make_train_functions
+from jaxrl_llm.types import Prompt, Reward, Rollout
+
+CONFIG = ModelConfig(61, 16, 24, 2, 4, 2, 8, tie_word_embeddings=True)
+
+
+def make_rollouts(rng):
+    rollouts = []
+    for row in range(16):
+        prompt = Prompt(str(row // 4), tuple(rng.integers(0, 61, 3 + row % 5).tolist()), "")
+        size = int(rng.integers(1, 11))
+        rollouts.append(
+            Rollout(
+                prompt=prompt,
+                sample=row % 4,
+                tokens=rng.integers(0, 61, size).astype(np.int32),
+                logp_sampler=rng.normal(-3, 1, size).astype(np.float32),
+                mask=np.ones(size, bool),
+                weights_version=np.zeros(size, np.int32),
+                finish_reason="stop",
+                reward=None if row == 5 else Reward(float(rng.normal())),
+            )
+        )
+    return rollouts
+
+
+def gradient(functions, algorithm, params, batch, size):
+    counts = algorithm.counts(batch.mask, batch.segment_ids)
+    targets = count_targets(batch.mask)
+    grads = functions.zeros(params)
+    for micro in micro_batches(batch, size):
+        grads, _ = functions.accumulate(grads, params, micro, counts, None, targets)
+    return grads
+
+
+def distance(left, right):
+    """Largest difference over the largest entry, over all leaves."""
+    pairs = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
+    return max(float(jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b))) for a, b in pairs)
+
+
+def main(name: str) -> None:
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    rng = np.random.default_rng(7)
+    params = init_params(CONFIG, jax.random.key(0), jnp.float64)
+    params = jax.tree.map(lambda x: x * 8.0 if x.ndim > 1 else x, params)
+    algorithm = resolve(AlgoConfig(name=name, kl_coef=0.1), group_size=4, max_tokens=10)
+    functions = make_train_functions(
+        CONFIG, algorithm.loss, optax.sgd(0.1), temperature=0.8, remat=False
+    )
+    rematerialised = make_train_functions(
+        CONFIG, algorithm.loss, optax.sgd(0.1), temperature=0.8, remat=True
+    )
+    rollouts = make_rollouts(rng)
+
+    def rows(length=None):
+        batch = pad_rollouts(rollouts, length=length)
+        noise = np.random.default_rng(3)
+        shape, wide = batch.mask.shape, lambda x: np.asarray(x, np.float64)
+        judged = [None if r.reward is None else r.reward.value for r in rollouts]
+        rewards = np.array([0.0 if r is None else r for r in judged]).reshape(4, 4)
+        valid = np.array([r is not None for r in judged]).reshape(4, 4)
+        old = np.zeros(shape)
+        ref = np.zeros(shape)
+        for row in range(shape[0]):
+            columns = np.flatnonzero(batch.mask[row])
+            old[row, columns] = noise.normal(-4, 0.5, len(columns))
+            ref[row, columns] = noise.normal(-4, 0.5, len(columns))
+        return batch.replace(
+            advantages=wide(algorithm.advantages(rewards, batch.mask, valid=valid)),
+            logp_sampler=wide(batch.logp_sampler),
+            logp_old=old,
+            logp_ref=ref,
+        )
+
+    whole = gradient(functions, algorithm, params, rows(), 16)
+    result = {
+        f"micro {size}": distance(gradient(functions, algorithm, params, rows(), size), whole)
+        for size in (4, 1)
+    }
+    width = rows().tokens.shape[1]
+    result["padding doubled"] = distance(
+        gradient(functions, algorithm, params, rows(2 * width), 16), whole
+    )
+    poisoned = rows()
+    for field, poison in (("advantages", np.nan), ("logp_sampler", 1e9), ("logp_old", np.nan),
+                          ("logp_ref", -np.inf)):  # fmt: skip
+        values = np.where(poisoned.mask, getattr(poisoned, field), poison)
+        poisoned = poisoned.replace(**{field: values})
+    result["NaN where masked"] = distance(
+        gradient(functions, algorithm, params, poisoned, 4), whole
+    )
+    keep = np.array([r.reward is not None for r in rollouts])
+    without = jax.tree.map(lambda x: x[keep], rows())
+    result["row not judged = row left out"] = distance(
+        gradient(functions, algorithm, params, without, 15), whole
+    )
+    result["remat"] = distance(gradient(rematerialised, algorithm, params, rows(), 4), whole)
+    changed = rows().replace(advantages=rows().advantages * 1.01)
+    result["control: other advantages"] = distance(
+        gradient(functions, algorithm, params, changed, 16), whole
+    )
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
