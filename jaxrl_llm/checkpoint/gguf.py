@@ -10,6 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jaxrl_llm.checkpoint.gguf_file import GGUFFile
 from jaxrl_llm.checkpoint.stacking import build_params
@@ -19,7 +20,7 @@ from jaxrl_llm.models.transformer import Params
 
 
 def load_gguf(
-    path: str | pathlib.Path | GGUFFile, dtype: jnp.dtype = jnp.float32, shardings: Any = None
+    path: str | pathlib.Path | GGUFFile, dtype: DTypeLike = jnp.float32, shardings: Any = None
 ) -> tuple[ModelConfig, Params]:
     """Configuration and parameters of a GGUF file of a Llama model.
 

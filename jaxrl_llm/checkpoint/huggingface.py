@@ -9,7 +9,6 @@ import os
 import pathlib
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 import safetensors.numpy
+from jax.typing import DTypeLike
 
 from jaxrl_llm.checkpoint.stacking import build_params, leaf_shapes, tensor_names
 from jaxrl_llm.errors import ModelError
@@ -48,7 +48,7 @@ def load_config(folder: str | pathlib.Path) -> ModelConfig:
 def load_params(
     folder: str | pathlib.Path,
     config: ModelConfig,
-    dtype: jnp.dtype = jnp.float32,
+    dtype: DTypeLike = jnp.float32,
     shardings: Any = None,
 ) -> Params:
     """Parameters of a HF folder, in `dtype`; tensors are read one by one.
@@ -144,7 +144,7 @@ def save_folder(
     """Write a model as a HF folder that `transformers` loads, in the dtype of `params`.
 
     Everything is written into a sibling folder that is renamed at the end, so `folder` is never
-    half-written; an older `folder` is replaced only then.
+    half-written; an older export there is replaced only then.
 
     Args:
         params: stacked parameters, wherever they lie.
@@ -154,17 +154,19 @@ def save_folder(
         The folder.
 
     Raises:
-        ModelError: the folder can't be written.
+        ModelError: the folder can't be written, or holds files that are not an export's.
     """
     folder = pathlib.Path(folder)
     try:
+        _refuse_strangers(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        building = pathlib.Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+        building = folder.parent / f".{folder.name}-{os.getpid()}-partial"
+        shutil.rmtree(building, ignore_errors=True)
+        building.mkdir()
         try:
             _write_configs(building, params, config, tokenizer)
             tokenizer.save(building)
             _write_weights(building, params, config, max_shard_bytes)
-            building.chmod(0o755)
             _replace(building, folder)
         finally:
             shutil.rmtree(building, ignore_errors=True)
@@ -176,11 +178,24 @@ def save_folder(
     return folder
 
 
+def _refuse_strangers(folder: pathlib.Path) -> None:
+    """A folder is replaced as a whole, so it must hold nothing but what an export writes."""
+    if folder.is_file():
+        raise ModelError("the model can't be written over a file", got=folder, hint="a new folder")
+    strangers = sorted(p.name for p in folder.glob("*") if not _EXPORTED.fullmatch(p.name))
+    if strangers:
+        raise ModelError(
+            f"the model can't replace {folder}, which holds other files",
+            got=", ".join(strangers[:3]),
+            hint="a new folder",
+        )
+
+
 def _replace(building: pathlib.Path, folder: pathlib.Path) -> None:
     """Move a finished folder into place; an older one is there until the instant of the swap."""
     if folder.exists():
-        old = pathlib.Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-old-"))
-        os.replace(folder, old / folder.name)
+        old = building.with_name(f".{folder.name}-{os.getpid()}-old")
+        os.replace(folder, old)
         os.replace(building, folder)
         shutil.rmtree(old, ignore_errors=True)
     else:
@@ -221,6 +236,7 @@ def _write_weights(folder: pathlib.Path, params: Params, config: ModelConfig, li
         part = dict(next(tensors) for _ in names)
         assert list(part) == names
         safetensors.numpy.save_file(part, folder / file, metadata={"format": "pt"})
+        (folder / file).chmod((folder / "config.json").stat().st_mode)  # as the user's umask says
         files.update(dict.fromkeys(names, file))
     if count > 1:
         total = {"total_size": sum(sizes.values())}
@@ -256,6 +272,11 @@ def _is_ignored(name: str) -> bool:
     return any(pattern.fullmatch(name) for pattern in _IGNORED)
 
 
+# What `save_folder` and transformers' save_pretrained write.
+_EXPORTED = re.compile(
+    r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens)\.json"
+    r"|chat_template\.jinja|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
+)
 _FLOATS = ("F64", "F32", "F16", "BF16")
 # Buffers that older writers stored and that follow from the configuration.
 _IGNORED = (re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"),)

@@ -16,6 +16,7 @@ import zipfile
 from typing import Any, Literal
 
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jaxrl_llm.checkpoint import gguf, huggingface
 from jaxrl_llm.checkpoint.gguf_file import GGUFFile
@@ -69,7 +70,7 @@ class Embedded:
 
 
 def load(
-    name_or_path: str | pathlib.Path, dtype: jnp.dtype = jnp.float32, shardings: Any = None
+    name_or_path: str | pathlib.Path, dtype: DTypeLike = jnp.float32, shardings: Any = None
 ) -> Pretrained:
     """Load a model: HF folder, `.gguf` file, hub id, or a name in `EMBEDDED`.
 

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jaxrl_llm.errors import ModelError
 from jaxrl_llm.models.config import ModelConfig
@@ -45,7 +46,7 @@ def build_params(
     available: Collection[str],
     read: Reader,
     *,
-    dtype: jnp.dtype,
+    dtype: DTypeLike,
     shardings: Any = None,
     source: object = "the model",
 ) -> Params:
@@ -66,7 +67,7 @@ def build_params(
     placed: Params = {"layers": {}}
     for leaf, shape in leaf_shapes(config).items():
         group, _, key = leaf.rpartition(".")
-        stacked = np.empty(shape, dtype)
+        stacked = np.empty(shape, jnp.dtype(dtype))
         parts = stacked if group else stacked[None]
         for part, name in zip(parts, wanted[leaf], strict=True):
             tensor = read(name)

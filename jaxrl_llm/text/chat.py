@@ -23,11 +23,9 @@ import jinja2.sandbox
 from jaxrl_llm.errors import DataError, ModelError
 from jaxrl_llm.text.tokenizer import Tokenizer
 
-Messages = Sequence[Mapping[str, Any]]
-
 
 def render(
-    messages: Messages, tokenizer: Tokenizer, add_generation_prompt: bool = True, **kwargs: Any
+    messages: Any, tokenizer: Tokenizer, add_generation_prompt: bool = True, **kwargs: Any
 ) -> str:
     """The text of a conversation by the tokenizer's chat template.
 
@@ -74,7 +72,7 @@ def render(
 
 
 def encode_prompt(
-    text_or_messages: str | Messages, tokenizer: Tokenizer, **kwargs: Any
+    text_or_messages: Any, tokenizer: Tokenizer, **kwargs: Any
 ) -> tuple[list[int], str]:
     """Tokens of a prompt, and the prompt as the model reads it.
 
@@ -82,7 +80,11 @@ def encode_prompt(
     is rendered by the chat template, which writes BOS itself where it wants one, so none is added.
 
     Args:
+        text_or_messages: a string, or a list of messages for `render`.
         **kwargs: variables of the chat template.
+
+    Raises:
+        ModelError, DataError: as `render`.
     """
     if isinstance(text_or_messages, str):
         tokens = tokenizer.encode(text_or_messages)

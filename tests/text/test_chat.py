@@ -1,0 +1,112 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import datetime
+
+import pytest
+
+from jaxrl_llm.errors import DataError, ModelError
+from jaxrl_llm.text.chat import encode_prompt, render
+from jaxrl_llm.text.tokenizer import bytes_tokenizer
+
+ASK = [{"role": "user", "content": "hi"}]
+TURNS = "{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m.content }}|{% endfor %}"
+
+
+def with_template(template):
+    tokenizer = bytes_tokenizer()
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def test_messages_and_variables_reach_the_template():
+    template = TURNS + "{% if add_generation_prompt %}assistant:{% endif %}{{ mood }}{{ tools }}"
+    assert render(ASK, with_template(template), mood="!") == "<bos>user:hi|assistant:!None"
+    assert render(ASK, with_template(template), add_generation_prompt=False, tools=[1]) == (
+        "<bos>user:hi|[1]"
+    )
+
+
+def test_generation_marks_render_as_their_body():
+    template = (
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}.{% endfor %}"
+    )
+    assert render([*ASK, *ASK], with_template(template)) == "hi.hi."
+
+
+def test_what_templates_expect_beside_jinja():
+    year = str(datetime.datetime.now().year)
+    template = "{{ strftime_now('%Y') }}{{ messages | tojson }}"
+    template += "{% for i in [1, 2] %}{% break %}{% endfor %}"
+    assert render(ASK, with_template(template)) == year + '[{"role": "user", "content": "hi"}]'
+
+
+def test_absent_and_none_are_the_same():
+    template = "{{ 'absent' if messages[0].content is undefined }}"
+    assert render([{"role": "user", "content": None}], with_template(template)) == "absent"
+
+
+def test_no_template():
+    with pytest.raises(ModelError, match=r"no chat template.*try:"):
+        render(ASK, bytes_tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("template", "error", "said"),
+    [
+        ("{{ raise_exception('no system please') }}", DataError, "no system please"),
+        ("line one\n{% for x in %}", ModelError, "line 2"),
+        ("{{ nothing.at.all }}", ModelError, "UndefinedError"),
+        ("{{ ''.__class__.__mro__ }}", ModelError, "may not"),
+        ("{{ messages.append(1) }}", ModelError, "may not"),
+        ("{{ messages[0].update({'a': 1}) }}", ModelError, "may not"),
+        ("{{ cycler.__init__.__globals__ }}", ModelError, "may not"),
+        ("{{ lipsum.__globals__['os'].system('true') }}", ModelError, "may not"),
+        ("{{ raise_exception.__globals__['json'] }}", ModelError, "may not"),
+        ("{{ 1 // 0 }}", ModelError, "ZeroDivisionError"),
+    ],
+)
+def test_bad_and_hostile_templates(template, error, said):
+    with pytest.raises(error, match=said):
+        render(ASK, with_template(template))
+
+
+class Impostor(str):
+    """A string with a method that a template must not reach."""
+
+    def erase(self):
+        raise AssertionError("reached")
+
+
+def test_the_template_sees_plain_values_only():
+    message = {"role": "user", "content": Impostor("hi")}
+    with pytest.raises(ModelError, match="failed"):
+        render([message], with_template("{{ messages[0].content.erase() }}"))
+    with pytest.raises(DataError, match="not JSON"):
+        render([{"role": "user", "content": open}], with_template(TURNS))
+
+
+@pytest.mark.parametrize("messages", [[], {}, None, [1], [{"content": "x"}], [{"role": 1}]])
+def test_messages_that_are_none(messages):
+    with pytest.raises(DataError, match="message"):
+        render(messages, with_template(TURNS))
+
+
+def test_prompt_of_plain_text():
+    tokenizer = bytes_tokenizer()
+    assert encode_prompt("ab", tokenizer) == ([97, 98], "ab")
+    tokenizer.adds_bos = True
+    assert encode_prompt("ab", tokenizer) == ([256, 97, 98], "ab")
+    assert encode_prompt("", tokenizer) == ([256], "")
+    assert encode_prompt("<bos>ab", tokenizer) == ([256, 97, 98], "<bos>ab")
+
+
+def test_a_conversation_has_exactly_the_bos_of_its_template():
+    tokenizer = with_template(TURNS)
+    tokenizer.adds_bos = True
+    tokens, text = encode_prompt(ASK, tokenizer)
+    assert text == "<bos>user:hi|"
+    assert tokens == [256, *b"user:hi|"]
+    tokens, _ = encode_prompt(ASK, with_template("{{ messages[0].content }}"))
+    assert tokens == list(b"hi")

@@ -1,0 +1,167 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jaxrl_llm.errors import ModelError
+from jaxrl_llm.text.tokenizer import bytes_tokenizer, from_folder, from_gguf
+
+# A vocabulary small enough to merge by hand; "Ġ" is a space and "Ċ" a line end.
+TOKENS = ["<unk>", "<s>", "</s>", "<tool>", "h", "e", "l", "o", "1", "2", "Ġ", "Ċ", "'", "s"]
+TOKENS += ["he", "ll", "llo", "hello", "Ġhello", "12", "'s"]
+MERGES = ["h e", "l l", "ll o", "he llo", "Ġ hello", "1 2", "' s"]
+METADATA = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "gpt-2",
+    "tokenizer.ggml.tokens": TOKENS,
+    "tokenizer.ggml.token_type": [2, 3, 3, 4] + [1] * (len(TOKENS) - 4),
+    "tokenizer.ggml.merges": MERGES,
+    "tokenizer.ggml.bos_token_id": 1,
+    "tokenizer.ggml.eos_token_id": 2,
+    "tokenizer.ggml.unknown_token_id": 0,
+}
+
+
+def ids(*tokens):
+    return [TOKENS.index(token) for token in tokens]
+
+
+def test_bytes_spell_every_text():
+    tokenizer = bytes_tokenizer()
+    text = "plain, naïve, 世界 👍🏽\r\n\t\x00 'll 12"
+    assert tokenizer.encode(text) == list(text.encode())
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.vocab_size == 259
+    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.pad_id) == (256, (257,), 258)
+    assert tokenizer.encode("a<eos>") == [97, 257]
+    assert tokenizer.decode([97, 257, 98]) == "a<eos>b"
+    assert tokenizer.decode([97, 257, 98], skip_special=True) == "ab"
+    assert tokenizer.decode([0xE4, 0xB8]) == "\ufffd"  # half a character
+
+
+def test_gguf_merges_and_special_tokens():
+    tokenizer = from_gguf(METADATA)
+    assert tokenizer.encode("hello hello\n12") == ids("hello", "Ġhello", "Ċ", "12")
+    assert tokenizer.encode("hello's") == ids("hello", "'s")
+    assert tokenizer.encode("</s>hello<tool><s>") == ids("</s>", "hello", "<tool>", "<s>")
+    assert tokenizer.decode(ids("</s>", "hello", "<tool>"), skip_special=True) == "hello<tool>"
+    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.unk_id) == (1, (2,), 0)
+    assert tokenizer.pad_id is None and not tokenizer.adds_bos
+
+
+def test_gguf_pre_tokenizers_differ_where_they_should():
+    by = lambda pre: from_gguf({**METADATA, "tokenizer.ggml.pre": pre})  # noqa: E731
+    assert by("smollm").encode(" hello12") == ids("Ġhello", "1", "2")
+    assert by("gpt-2").encode(" hello12") == ids("Ġhello", "12")
+    # Llama 3 lets a word take the space before it and groups digits by three.
+    assert by("llama-bpe").encode(" hello12121") == ids("Ġhello", "12", "1", "2", "1")
+
+
+def test_gguf_bos_by_the_file_or_by_the_kind():
+    assert from_gguf({**METADATA, "tokenizer.ggml.pre": "llama-bpe"}).adds_bos
+    tokenizer = from_gguf({**METADATA, "tokenizer.ggml.add_bos_token": True})
+    assert tokenizer.adds_bos
+    assert tokenizer.encode("hello") == ids("hello")
+    assert tokenizer.encode("hello", add_special_tokens=True) == ids("<s>", "hello")
+    quiet = {**METADATA, "tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.add_bos_token": False}
+    assert not from_gguf(quiet).adds_bos
+
+
+def test_gguf_end_of_turn_is_an_eos():
+    tokenizer = from_gguf({**METADATA, "tokenizer.ggml.eot_token_id": 3})
+    assert tokenizer.eos_ids == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tokenizer.ggml.model": "llama"}, "'llama'"),
+        ({"tokenizer.ggml.pre": "viking"}, "'viking'"),
+        ({"tokenizer.ggml.pre": None}, "None"),
+        ({"tokenizer.ggml.tokens": None}, "tokenizer.ggml.tokens"),
+        ({"tokenizer.ggml.merges": ["h e", "x y"]}, "merges"),
+        ({"tokenizer.ggml.merges": ["h e l"]}, "merges"),
+        ({"tokenizer.ggml.token_type": [1, 1]}, "vocabulary"),
+        ({"tokenizer.ggml.tokens": ["a"] * len(TOKENS)}, "vocabulary"),
+        ({"tokenizer.ggml.eos_token_id": 9999}, "eos"),
+    ],
+)
+def test_gguf_vocabularies_that_are_refused(change, said):
+    with pytest.raises(ModelError, match=said):
+        from_gguf({**METADATA, **change})
+
+
+def test_folder_round_trip_keeps_everything(tmp_path):
+    tokenizer = from_gguf({**METADATA, "tokenizer.ggml.add_bos_token": True})
+    tokenizer.chat_template = "{{ messages }}"
+    tokenizer.save(tmp_path)
+    again = from_folder(tmp_path)
+    text = "hello 12\n's <s>"
+    assert again.encode(text) == tokenizer.encode(text)
+    for name in ("bos_id", "eos_ids", "pad_id", "unk_id", "adds_bos", "chat_template"):
+        assert getattr(again, name) == getattr(tokenizer, name), name
+
+
+def test_settings_of_a_folder_survive(tmp_path):
+    bytes_tokenizer().save(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_max_length": 77}))
+    from_folder(tmp_path).save(tmp_path)
+    assert json.loads(path.read_text())["model_max_length"] == 77
+
+
+def write_json(folder, name, value):
+    (folder / name).write_text(json.dumps(value))
+
+
+def test_eos_comes_from_the_most_specific_file(tmp_path):
+    bytes_tokenizer().save(tmp_path)
+    write_json(tmp_path, "config.json", {"eos_token_id": 5, "bos_token_id": 256})
+    assert from_folder(tmp_path).eos_ids == (257,)  # tokenizer_config.json before config.json
+    write_json(tmp_path, "generation_config.json", {"eos_token_id": [7, 257, 7]})
+    assert from_folder(tmp_path).eos_ids == (7, 257)
+    write_json(tmp_path, "tokenizer_config.json", {"bos_token": {"content": "<bos>"}})
+    write_json(tmp_path, "generation_config.json", {})
+    tokenizer = from_folder(tmp_path)
+    assert tokenizer.eos_ids == (5,)
+    assert (tokenizer.bos_id, tokenizer.pad_id) == (256, None)
+
+
+def test_bos_by_setting_or_by_post_processor(tmp_path):
+    from_gguf({**METADATA, "tokenizer.ggml.add_bos_token": True}).save(tmp_path)
+    assert from_folder(tmp_path).adds_bos
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    write_json(tmp_path, "tokenizer_config.json", {**settings, "add_bos_token": False})
+    assert not from_folder(tmp_path).adds_bos
+
+
+def test_several_named_templates_give_the_default(tmp_path):
+    bytes_tokenizer().save(tmp_path)
+    named = [{"name": "rag", "template": "R"}, {"name": "default", "template": "D"}]
+    write_json(tmp_path, "tokenizer_config.json", {"chat_template": named})
+    assert from_folder(tmp_path).chat_template == "D"
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert from_folder(tmp_path).chat_template == "file"
+
+
+def test_truncation_and_padding_of_a_folder_are_off(tmp_path):
+    tokenizer = bytes_tokenizer()
+    tokenizer.backend.enable_truncation(3)
+    tokenizer.backend.enable_padding(length=9)
+    tokenizer.save(tmp_path)
+    assert from_folder(tmp_path).encode("abcde") == list(b"abcde")
+
+
+def test_unreadable_folders_are_named(tmp_path):
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        from_folder(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match="can't be read as a tokenizer"):
+        from_folder(tmp_path)
+    bytes_tokenizer().save(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[1")
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json is not valid JSON"):
+        from_folder(tmp_path)
