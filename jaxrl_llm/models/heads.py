@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.layers import accumulation_dtype
 from jaxrl_llm.models.transformer import Params, forward, output_head
 
 VOCAB_CHUNK = 8192
@@ -86,7 +87,7 @@ def _chunk_logits(hidden, head, index, temperature, chunk):
     vocab = head.shape[0]
     start = jnp.minimum(index * chunk, vocab - chunk)
     rows = jax.lax.dynamic_slice_in_dim(head, start, chunk)
-    wide = jnp.promote_types(hidden.dtype, jnp.float32)
+    wide = accumulation_dtype(hidden.dtype)
     logits = jnp.einsum("md,vd->mv", hidden, rows, preferred_element_type=wide) / temperature
     ids = start + jnp.arange(chunk)
     return logits, rows, ids, ids >= index * chunk
@@ -98,7 +99,7 @@ def _token_logprobs(hidden, head, targets, temperature, chunk):
 
 
 def _token_logprobs_fwd(hidden, head, targets, temperature, chunk):
-    wide = jnp.promote_types(hidden.dtype, jnp.float32)
+    wide = accumulation_dtype(hidden.dtype)
     count = -(-head.shape[0] // chunk)
     lowest = jnp.finfo(wide).min
 

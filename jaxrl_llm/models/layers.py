@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 def accumulation_dtype(dtype: jnp.dtype) -> jnp.dtype:
     """At least float32: promote, never demote (float64 stays float64)."""
-    return jnp.promote_types(dtype, jnp.float32)
+    return jnp.dtype(dtype) if jnp.finfo(dtype).bits >= 32 else jnp.dtype(jnp.float32)
 
 
 def linear(x: Float[Array, "... i"], w: Float[Array, "o i"]) -> Float[Array, "... o"]:

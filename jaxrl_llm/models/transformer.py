@@ -26,7 +26,14 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxrl_llm.models.attention import causal_segments, masked_attention
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.layers import apply_rotary, gated_mlp, linear, rms_norm, rotary_tables
+from jaxrl_llm.models.layers import (
+    accumulation_dtype,
+    apply_rotary,
+    gated_mlp,
+    linear,
+    rms_norm,
+    rotary_tables,
+)
 
 Params = dict[str, Any]
 
@@ -148,5 +155,5 @@ def forward(
 
 def logits(params: Params, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
     """Next-token logits, in at least float32. For whole batches use `heads.token_logprobs`."""
-    wide = jnp.promote_types(hidden.dtype, jnp.float32)
+    wide = accumulation_dtype(hidden.dtype)
     return jnp.einsum("...d,vd->...v", hidden, output_head(params), preferred_element_type=wide)

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.heads import sequence_logprobs
+from jaxrl_llm.models.layers import accumulation_dtype
 from jaxrl_llm.models.transformer import Params
 from jaxrl_llm.types import Batch
 
@@ -43,7 +44,7 @@ class TrainFunctions(NamedTuple):
         accumulate: (accumulators, params, batch, counts, stats, num_targets) → (accumulators, (loss, metrics));
             accumulators are donated.
         norm: gradients → their global norm.
-        apply: (state, gradients) → state; both are donated.
+        apply: (state, gradients) → state; the old state is donated.
     """
 
     init: Callable
@@ -112,12 +113,12 @@ def make_train_functions(
         logprobs=jax.jit(logprobs, static_argnums=2),
         zeros=jax.jit(
             functools.partial(
-                jax.tree.map, lambda p: jnp.zeros_like(p, jnp.promote_types(p.dtype, jnp.float32))
+                jax.tree.map, lambda p: jnp.zeros_like(p, accumulation_dtype(p.dtype))
             )
         ),
         accumulate=jax.jit(accumulate, static_argnums=5, donate_argnums=0),
         norm=jax.jit(optax.global_norm),
-        apply=jax.jit(apply, donate_argnums=(0, 1)),
+        apply=jax.jit(apply, donate_argnums=0),
     )
 
 
