@@ -56,7 +56,6 @@ def distance(left, right):
 
 
 def main(name: str) -> None:
-    jax.config.update("jax_numpy_dtype_promotion", "strict")
     rng = np.random.default_rng(7)
     params = init_params(CONFIG, jax.random.key(0), jnp.float64)
     params = jax.tree.map(lambda x: x * 8.0 if x.ndim > 1 else x, params)
