@@ -37,7 +37,7 @@ def default_num_pages(
     """Pages of the default pool: enough that groups of `group_size` samples fill every slot.
 
     For a prompt of T tokens, ``shared(T) = T // page`` pages serve a whole group and each sample
-    owns ``own(T) = ceil((T % page + max_new − 1) / page)``. Filling the slots with such prompts takes
+    owns ``own(T) = ceil((T % page + max_new − 1) / page)``. Filling the slots with them takes
 
         need(T) = 1 + 1 + slots · own(T) + groups · shared(T)
 

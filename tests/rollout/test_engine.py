@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.errors import NonFinite, RequestError
 from jaxrl_llm.models.transformer import forward, logits
 from jaxrl_llm.rollout.engine import Engine, EngineConfig, Request, SamplingParams
 from jaxrl_llm.types import Prompt
@@ -64,3 +66,248 @@ def test_greedy_equals_a_dense_loop(tiny_config, tiny_params, page_size):
         assert rollout.tokens.tolist() == expected
         np.testing.assert_allclose(rollout.logp_sampler, logps, atol=2e-5)
         assert rollout.finish_reason == "length" and rollout.mask.all()
+
+
+def make_engine(config, params, **sizes) -> Engine:
+    defaults = dict(max_prompt_tokens=64, max_new_tokens=64, slots=4, page_size=4)
+    return Engine(config, params, EngineConfig(**{**defaults, "prefill_tokens": 64, **sizes}))
+
+
+def by_sample(rollouts) -> dict:
+    return {(r.prompt.id, r.sample): (r.tokens.tolist(), r.logp_sampler.tolist()) for r in rollouts}
+
+
+def mixed_requests(count: int = 10, seed: int = 0, new: int = 9) -> list[Request]:
+    """Prompts of 1 to 46 tokens, groups of 1 to 3, several temperatures and top-p's."""
+    return [
+        Request(
+            prompt(1 + 5 * i, start=i),
+            SamplingParams(
+                max_tokens=1 + (i * 4) % new,
+                temperature=(1.0, 0.7, 0.0)[i % 3],
+                top_p=(1.0, 0.8)[i % 2],
+                seed=seed,
+            ),
+            n=1 + i % 3,
+            uid=i,
+        )
+        for i in range(count)
+    ]
+
+
+def test_freed_slots_are_refilled(tiny_config, tiny_params):
+    """Lengths 64, 4, 4, 4 three times on 4 slots: rounds would take 192 steps; 72 are enough."""
+    engine = make_engine(tiny_config, tiny_params)
+    requests = [
+        Request(prompt(5, i), SamplingParams(max_tokens=length), uid=i)
+        for i, length in enumerate([64, 4, 4, 4] * 3)
+    ]
+    rollouts = list(engine.generate(requests))
+    assert sorted(len(r.tokens) for r in rollouts) == [4] * 9 + [64] * 3
+    assert engine.stats.decode_steps <= 76
+    assert engine.stats.useful_tokens == 3 * 64 + 9 * 4
+    assert [len(r.tokens) for r in rollouts[:9]] == [4] * 8 + [64]  # as they finish
+
+
+def test_a_small_pool_is_used_again_and_again(tiny_config, tiny_params):
+    """One group's worth of pages for six groups: the same tokens as with plenty."""
+    requests = [
+        Request(prompt(10, i), SamplingParams(max_tokens=6, seed=3), n=3, uid=i) for i in range(6)
+    ]
+    scarce = make_engine(tiny_config, tiny_params, num_pages=1 + 5)
+    plenty = make_engine(tiny_config, tiny_params)
+    expected = by_sample(plenty.generate(requests))
+    assert by_sample(scarce.generate(requests)) == expected
+    assert scarce.stats.peak_pages == 5 < plenty.stats.peak_pages
+    assert scarce.stats.prefill_tokens == plenty.stats.prefill_tokens == 60  # once per group
+
+
+def test_draws_depend_on_nothing_else_in_the_batch(tiny_config, tiny_params):
+    """Equal to the last bit in another order, on other slots and pages, and alone; on an engine of
+    another number of slots the same tokens with log-probabilities equal to rounding."""
+    requests = mixed_requests()
+    engine = make_engine(tiny_config, tiny_params, slots=8)
+    together = by_sample(engine.generate(requests))
+    assert by_sample(engine.generate(reversed(requests))) == together
+    for request in requests:
+        for key, value in by_sample(engine.generate([request])).items():
+            assert value == together[key]
+    for slots in (2, 16):
+        other = by_sample(make_engine(tiny_config, tiny_params, slots=slots).generate(requests))
+        for key, (tokens, logps) in other.items():
+            assert tokens == together[key][0]
+            np.testing.assert_allclose(logps, together[key][1], atol=2e-6)
+
+
+def test_the_seed_decides(tiny_config, tiny_params):
+    engine = make_engine(tiny_config, tiny_params)
+    draws = lambda seed: by_sample(  # noqa: E731
+        engine.generate([Request(prompt(7), SamplingParams(max_tokens=8, seed=seed), n=3, uid=1)])
+    )
+    first, other, again = draws(0), draws(1), draws(0)
+    assert first == again
+    assert all(first[key][0] != other[key][0] for key in first)
+    assert len({tuple(tokens) for tokens, _ in first.values()}) == 3  # siblings differ
+
+
+def test_frequencies_of_first_tokens_match_the_model(tiny_config, tiny_params):
+    """Over 1024 samples of one prompt; chi-square over the 6 likeliest tokens and the rest."""
+    engine = make_engine(tiny_config, tiny_params, slots=64)
+    tokens = prompt(9)
+    request = Request(tokens, SamplingParams(max_tokens=1, temperature=0.8, seed=11), n=1024)
+    rollouts = list(engine.generate([request]))
+    drawn = np.array([int(r.tokens[0]) for r in rollouts])
+    padded = np.zeros(128, np.int32)
+    padded[:9] = tokens.tokens
+    logps = np.asarray(_dense_logps(tiny_params, tiny_config, jnp.asarray(padded)))[8] / 0.8
+    logps = logps - np.logaddexp.reduce(logps)
+    for r in rollouts[:20]:
+        np.testing.assert_allclose(r.logp_sampler, logps[r.tokens], atol=2e-5)
+    top = np.argsort(-logps)[:6]
+    expected = 1024 * np.append(np.exp(logps[top]), 1 - np.exp(logps[top]).sum())
+    counts = np.array([(drawn == t).sum() for t in top])
+    counts = np.append(counts, 1024 - counts.sum())
+    assert expected.min() >= 5
+    assert ((counts - expected) ** 2 / expected).sum() < 22.5  # 0.1 % point, 6 degrees of freedom
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_any_stop_id_ends_a_completion(tiny_config, tiny_params, which):
+    engine = make_engine(tiny_config, tiny_params)
+    plain = Request(prompt(6), SamplingParams(max_tokens=20, seed=2), uid=4)
+    (full,) = engine.generate([plain])
+    tokens = full.tokens.tolist()
+    stop = tokens[5]
+    end = tokens.index(stop) + 1
+    others = [t for t in range(97) if t not in tokens][:2]
+    ids = tuple([*others[:which], stop, *others[which:]])
+    stopped = Request(prompt(6), SamplingParams(max_tokens=20, seed=2, stop_ids=ids), uid=4)
+    (rollout,) = engine.generate([stopped])
+    assert rollout.finish_reason == "stop" and full.finish_reason == "length"
+    assert rollout.tokens.tolist() == tokens[:end]  # the stop token is the last entry
+    np.testing.assert_array_equal(rollout.logp_sampler, full.logp_sampler[:end])
+    # chosen on the last allowed position it counts as "stop" as well
+    exact = SamplingParams(max_tokens=end, seed=2, stop_ids=ids)
+    (rollout,) = engine.generate([Request(prompt(6), exact, uid=4)])
+    assert rollout.finish_reason == "stop" and len(rollout.tokens) == end
+
+
+def test_requests_that_never_fit_are_refused_before_anything_runs(tiny_config, tiny_params):
+    engine = make_engine(tiny_config, tiny_params, max_new_tokens=32, num_pages=20)
+    good = Request(prompt(5), SamplingParams(max_tokens=4), uid=1)
+    bad = {
+        "empty prompt": Request(prompt(0), SamplingParams(max_tokens=4)),
+        "prompt that is too long": Request(prompt(65), SamplingParams(max_tokens=4)),
+        "too many max_tokens": Request(prompt(5), SamplingParams(max_tokens=33)),
+        "more pages": Request(prompt(64), SamplingParams(max_tokens=32)),
+        "outside the vocabulary": Request(Prompt("x", (1, 97), ""), SamplingParams(max_tokens=4)),
+        "no samples": Request(prompt(5), SamplingParams(max_tokens=4), n=0),
+        "bad top_p": Request(prompt(5), SamplingParams(max_tokens=4, top_p=0.0)),
+        "bad uid": Request(prompt(5), SamplingParams(max_tokens=4), uid=-1),
+    }
+    for reason, request in bad.items():
+        with pytest.raises(RequestError, match=reason):
+            engine.generate([good, request])
+    assert engine.stats.decode_steps == 0 and engine.stats.prefill_tokens == 0
+    assert len(list(engine.generate([good]))) == 1  # the others go on
+
+
+def test_the_models_context_is_a_limit(tiny_config, tiny_params):
+    engine = make_engine(tiny_config, tiny_params, max_prompt_tokens=250, max_new_tokens=16)
+    with pytest.raises(RequestError, match="context"):
+        engine.generate([Request(prompt(245), SamplingParams(max_tokens=12))])
+    assert len(list(engine.generate([Request(prompt(245), SamplingParams(max_tokens=11))]))) == 1
+
+
+def test_new_weights_leave_no_stale_pages(tiny_config, tiny_params):
+    """Outputs after `set_params` equal a fresh engine's, and tokens carry the version."""
+    other = jax.tree.map(lambda x: x * jnp.float32(0.9), tiny_params)
+    engine = make_engine(tiny_config, tiny_params)
+    before = list(engine.generate(mixed_requests(5)))
+    engine.set_params(other, version=7)
+    after = list(engine.generate(mixed_requests(5)))
+    fresh = Engine(tiny_config, other, engine.config, version=7)
+    assert by_sample(after) == by_sample(fresh.generate(mixed_requests(5)))
+    assert by_sample(after) != by_sample(before)
+    assert all((r.weights_version == 0).all() for r in before)
+    assert all((r.weights_version == 7).all() for r in after)
+
+
+def test_weights_may_change_under_way(tiny_config, tiny_params):
+    """Every token carries the version of the weights that chose it."""
+    engine = make_engine(tiny_config, tiny_params, decode_steps=4)
+    requests = [
+        Request(prompt(5, i), SamplingParams(max_tokens=length), uid=i)
+        for i, length in enumerate([4, 12])
+    ]
+    iterator = engine.generate(requests)
+    first = next(iterator)
+    engine.set_params(tiny_params, version=1)
+    (second,) = iterator
+    assert first.weights_version.tolist() == [0] * 4
+    assert second.weights_version.tolist() == [0] * 4 + [1] * 8
+
+
+def test_the_caller_may_donate_its_weights(tiny_config, tiny_params):
+    copy = jax.tree.map(jnp.copy, tiny_params)
+    engine = make_engine(tiny_config, copy)
+    expected = by_sample(engine.generate(mixed_requests(3)))
+    jax.tree.map(lambda x: x.delete(), copy)
+    assert by_sample(engine.generate(mixed_requests(3))) == expected
+
+
+def test_compilations_are_bounded(tiny_config, tiny_params):
+    """Temperatures, top-p's, seeds, stop ids, lengths and group sizes never compile again."""
+    compiled: list[str] = []
+
+    def listen(event: str, duration: float, **_) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
+    sizes = dict(slots=6, page_size=8, max_prompt_tokens=100, max_new_tokens=16)
+    engine = make_engine(tiny_config, tiny_params, **sizes)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    list(engine.generate([Request(prompt(n), SamplingParams(max_tokens=2), n=2) for n in [5, 100]]))
+    warm = len(compiled)
+    assert 1 <= warm <= engine.stats.programs <= 6
+    for seed in range(4):
+        requests = mixed_requests(20, seed, new=16)
+        stops = [
+            dataclasses.replace(r, params=dataclasses.replace(r.params, stop_ids=(seed, 40 + i)))
+            for i, r in enumerate(requests)
+        ]
+        list(engine.generate(stops))
+    assert len(compiled) <= engine.stats.programs <= 6
+
+
+def test_one_generate_at_a_time(tiny_config, tiny_params):
+    engine = make_engine(tiny_config, tiny_params)
+    running = engine.generate(mixed_requests(6))
+    next(running)
+    with pytest.raises(RequestError, match="already generating"):
+        next(engine.generate(mixed_requests(1)))
+    running.close()
+    expected = by_sample(make_engine(tiny_config, tiny_params).generate(mixed_requests(3)))
+    assert by_sample(engine.generate(mixed_requests(3))) == expected  # nothing left behind
+
+
+def test_logits_that_are_not_numbers_are_told(tiny_config, tiny_params):
+    broken = {**tiny_params, "final_norm": tiny_params["final_norm"] * jnp.float32(np.nan)}
+    engine = make_engine(tiny_config, broken)
+    with pytest.raises(NonFinite):
+        list(engine.generate(mixed_requests(2)))
+
+
+def test_no_requests(tiny_config, tiny_params):
+    assert list(make_engine(tiny_config, tiny_params).generate([])) == []
+
+
+def test_stats_of_a_part(tiny_config, tiny_params):
+    engine = make_engine(tiny_config, tiny_params)
+    request = Request(prompt(5), SamplingParams(max_tokens=3), n=2)
+    list(engine.generate([request]))
+    before = engine.stats.snapshot()
+    list(engine.generate([request]))
+    part = engine.stats.since(before)
+    assert (part.decode_steps, part.useful_tokens, part.prefill_tokens) == (3, 6, 5)
+    assert part.copied_pages == 1 and part.programs == 0

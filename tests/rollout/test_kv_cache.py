@@ -100,10 +100,10 @@ def test_default_pool_is_below_slots_times_the_longest_request():
     """64 slots, page 16: what would be needed if nothing were shared."""
     sizes = dict(slots=64, page_size=16, max_prompt_tokens=1000, max_new_tokens=64)
     longest = 64 * 67
-    # 1000 tokens: 62 pages shared, ceil((8 + 63)/16) = 5 own; 8 + 4 prompts; 2 more
+    # 1000 tokens: 62 pages shared, ceil((8 + 63)/16) = 5 own; 12 prompts; 2 more
     assert default_num_pages(**sizes, group_size=8) == 64 * 5 + 12 * 62 + 2 < longest / 4
     assert default_num_pages(**sizes, group_size=2) < longest
-    # Prompts of 16–21 tokens need 64 · 1 + 12 · 1 + 2, those of 15 would need 64 · 2 and share none.
+    # Prompts of 16–21 tokens need 64 · 1 + 12 · 1 + 2, those of 15 need 64 · 2, none shared.
     short = dict(slots=64, page_size=16, max_prompt_tokens=21, max_new_tokens=4)
     assert default_num_pages(**short, group_size=8) == 127 < 64 * 2
     # Never below what one request needs, whatever the sizes.
