@@ -1,94 +1,144 @@
 # SPDX-FileCopyrightText: The jaxrl_llm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The table of algorithms: a preset is a row of five choices; `resolve` turns a config into functions.
+"""The table of algorithms: a preset is a row of five choices; `resolve` makes functions of it.
 
 advantage × ratio level × per-token objective × reduction × KL
+
+A new algorithm is a function in its module and a row here. `EQUAL` names the rows that compute the
+same, and when.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_llm.algorithms.advantages import ADVANTAGES, GROUP_ADVANTAGES
 from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.algorithms.corrections import CORRECTIONS, REJECTIONS, WEIGHT_LEVELS
 from jaxrl_llm.algorithms.kl import KL_ESTIMATORS
 from jaxrl_llm.algorithms.policy_losses import POLICY_LOSSES
+from jaxrl_llm.algorithms.ratios import RATIO_LEVELS
 from jaxrl_llm.algorithms.reductions import REDUCTIONS
+from jaxrl_llm.algorithms.requirements import ADVANTAGES, setting_defaults
+from jaxrl_llm.algorithms.settings import AlgoConfig, check_ranges
 from jaxrl_llm.errors import ConfigError
 
-
-@dataclasses.dataclass(frozen=True)
-class AlgoConfig:
-    """The algorithm of a run. None means: the chosen row's own value.
-
-    Setting something that the chosen row does not use is an error, so no setting is silently ignored.
-
-    Attributes:
-        name: a row of `PRESETS`: grpo, dr_grpo, ….
-        kl_coef: weight of the KL penalty towards the reference policy; 0 is off (and needs no reference).
-        kl_estimator: k1, k2 or k3; k3 where not set. Needs kl_coef > 0.
-        entropy_coef: weight of the entropy bonus; 0 is off.
-        reduction: token_mean, sequence_mean, sequence_sum or constant.
-        constant: tokens that the constant reduction divides each sequence by; the longest completion if not set.
-        ddof: 1 for the group's unbiased standard deviation, 0 for the population's.
-        eps: added to the group's standard deviation.
-        clip_low: how far below 1 the ratio may fall before it is clipped.
-        clip_high: how far above 1 the ratio may rise before it is clipped.
-        dual_clip: a token of negative advantage never costs more than this times |advantage|.
-        ratio_cap: the ratio's cap in the unclipped term.
-    """
-
-    name: str = "grpo"
-    kl_coef: float = 0.0
-    kl_estimator: str | None = None
-    entropy_coef: float = 0.0
-    reduction: str | None = None
-    constant: float | None = None
-    ddof: int | None = None
-    eps: float | None = None
-    clip_low: float | None = None
-    clip_high: float | None = None
-    dual_clip: float | None = None
-    ratio_cap: float | None = None
+__all__ = ["EQUAL", "PRESETS", "AlgoConfig", "Algorithm", "Preset", "readable", "resolve"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """One row: five choices by name, and the defaults in which the paper differs from the functions' own.
+    """One row: the choices by name, and the defaults in which the paper has values of its own.
+
+    Source: the row's own `source`; GRPO, https://arxiv.org/abs/2402.03300.
 
     Attributes:
-        advantage: a key of `advantages.ADVANTAGES`.
+        source: the paper.
+        advantage: a key of `requirements.ADVANTAGES`.
         objective: a key of `policy_losses.POLICY_LOSSES`.
         reduction: one of `reductions.REDUCTIONS`.
-        source: the paper.
-        defaults: setting → this row's default.
+        defaults: setting → this row's default; among them ratio_level, ratio_base, kl_in.
+        required: settings that may not be switched off, since the row is nothing without them.
     """
 
+    source: str
     advantage: str
     objective: str
     reduction: str
-    source: str
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    required: tuple[str, ...] = ()
 
 
+def _row(source, advantage, objective, reduction, required=(), **defaults):
+    return Preset(
+        f"https://arxiv.org/abs/{source}", advantage, objective, reduction, defaults, required
+    )
+
+
+_REWARD_KL = {"kl_in": "reward", "kl_estimator": "k1"}
+_SAMPLER = {"ratio_base": "sampler"}
+
+# fmt: off
 PRESETS: dict[str, Preset] = {
-    "grpo": Preset("group_std", "clip", "sequence_mean", "https://arxiv.org/abs/2402.03300"),
-    "dr_grpo": Preset("group_mean", "clip", "constant", "https://arxiv.org/abs/2503.20783"),
+    # the advantage is the news
+    "grpo":          _row("2402.03300", "group_std", "clip", "sequence_mean"),
+    "dr_grpo":       _row("2503.20783", "group_mean", "clip", "constant"),
+    "dapo":          _row("2503.14476", "group_std", "clip", "token_mean", clip_high=0.28),
+    "rloo":          _row("2402.14740", "leave_one_out", "pg", "sequence_sum", **_REWARD_KL),
+    "reinforce":     Preset("https://link.springer.com/article/10.1007/BF00992696",
+                            "reinforce", "pg", "sequence_sum", _REWARD_KL),
+    "reinforce_pp":  _row("2501.03262", "reinforce_pp", "clip", "token_mean", **_REWARD_KL),
+    "reinforce_pp_baseline":
+                     _row("2501.03262", "reinforce_pp_baseline", "clip", "token_mean",
+                          kl_estimator="k2"),
+    "remax":         _row("2310.10505", "greedy_baseline", "pg", "sequence_sum", **_REWARD_KL),
+    "opo":           _row("2505.23585", "length_weighted", "pg", "sequence_sum"),
+    "gpg":           _row("2504.02546", "gpg", "pg", "token_mean"),
+    "best_of_group": _row("2503.19595", "best_of_group", "clip", "sequence_mean"),
+    "pass_at_k":     _row("2508.10751", "pass_at_k", "clip", "token_mean"),
+    "gdpo":          _row("2601.05242", "decoupled_rewards", "clip", "sequence_mean"),
+    "maxrl":         _row("2602.02710", "maximum_likelihood", "clip", "token_mean"),
+    "otb":           _row("2602.07078", "token_baseline", "clip", "sequence_sum"),
+    "otb_tools":     _row("2602.07078", "tool_token_baseline", "clip", "sequence_sum"),
+    "agentrl":       _row("2510.04206", "group_mean", "clip", "token_mean", task_normalize=True),
+    "ppo":           _row("1707.06347", "gae", "clip", "token_mean", **_REWARD_KL),
+    # the objective is the news
+    "gspo":          _row("2507.18071", "group_std", "clip", "sequence_mean",
+                          ratio_level="sequence", clip_low=3e-4, clip_high=4e-4),
+    "gspo_token":    _row("2507.18071", "group_std", "clip", "sequence_mean",
+                          ratio_level="sequence_token", clip_low=3e-4, clip_high=4e-4),
+    "cispo":         _row("2506.13585", "group_std", "cispo", "token_mean"),
+    "sapo":          _row("2511.20347", "group_std", "sapo", "sequence_mean"),
+    "gmpo":          _row("2507.20673", "group_std", "gmpo", "sequence_mean"),
+    "clip_cov":      _row("2505.22617", "group_std", "clip_cov", "token_mean"),
+    "kl_cov":        _row("2505.22617", "group_std", "kl_cov", "token_mean"),
+    # off-policy by design
+    "dppo":          _row("2602.04879", "group_std", "dppo_tv", "token_mean", **_SAMPLER),
+    "dppo_kl":       _row("2602.04879", "group_std", "dppo_kl", "token_mean", **_SAMPLER),
+    "aipo":          _row("2505.24034", "group_mean", "aipo", "token_mean", **_SAMPLER),
+    "dro":           _row("2405.19107", "group_mean", "dro", "token_mean", **_SAMPLER),
+    "decoupled_ppo": _row("2505.24298", "group_std", "clip", "token_mean", ("correction",),
+                          correction="plain"),
+}
+# fmt: on
+
+# Pairs of rows that compute the same gradient, and when.
+EQUAL: dict[frozenset[str], str] = {
+    frozenset({"gspo", "gspo_token"}): "the advantages are constant over each sequence",
+    frozenset({"reinforce_pp", "reinforce_pp_baseline"}): (
+        "every group has the same mean reward, gamma is 1 and no KL is used"
+    ),
+    frozenset({"otb", "otb_tools"}): "no row has an observation between its chosen tokens",
 }
 
-# Settings that every row reads, so they carry a default of their own.
-_SHARED = ("name", "kl_coef", "entropy_coef")
+# Advantages that compare the samples of one prompt; a group of one has nothing to compare.
+_ALONE = frozenset({"greedy_baseline", "gae", "reinforce", "reinforce_pp"})
+
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "advantage": tuple(ADVANTAGES),
+    "objective": tuple(POLICY_LOSSES),
+    "reduction": REDUCTIONS,
+    "ratio_level": tuple(RATIO_LEVELS),
+    "ratio_base": ("old", "sampler"),
+    "proximal": ("recompute", "loglinear"),
+    "kl_estimator": tuple(KL_ESTIMATORS),
+    "kl_in": ("loss", "reward"),
+    "kl_importance": ("none", "detached", "full"),
+    "correction": ("none", *CORRECTIONS),
+    "correction_level": WEIGHT_LEVELS,
+    "rejection": ("none", *REJECTIONS),
+    "ddof": (0, 1),
+    "gpg_factor": ("informative", "nonzero_rewards"),
+    "batch_normalize": ("sequences", "tokens", "none"),
+}
 
 
 def resolve(
     config: AlgoConfig, *, group_size: int | None = None, max_tokens: int | None = None
 ) -> Algorithm:
-    """The algorithm that a config names, its settings checked and bound.
+    """The algorithm that a config names, its settings checked and filled in.
 
     Source: the row's paper, see `PRESETS`; GRPO, https://arxiv.org/abs/2402.03300.
 
@@ -97,121 +147,157 @@ def resolve(
         max_tokens: the longest completion, the default of `constant`.
 
     Raises:
-        ConfigError: an unknown name, a value out of range, or a setting that this row does not use.
+        ConfigError: an unknown name, a value out of range, a setting that this row does not use,
+            or a combination that would mean nothing.
     """
-    row = _row(config.name)
-    values = _settings(config, row, max_tokens)
-    if group_size == 1 and row.advantage in GROUP_ADVANTAGES:
-        raise ConfigError(
-            f"{config.name} compares the samples of a group with each other",
-            got="a group size of 1",
-            expected="at least 2 samples per prompt",
-        )
-    advantage, advantage_inputs = ADVANTAGES[row.advantage]
-    objective, objective_inputs = POLICY_LOSSES[row.objective]
-    return Algorithm(
-        name=config.name,
-        advantage=_bind(advantage, values),
-        advantage_inputs=advantage_inputs,
-        objective=_bind(objective, values),
-        objective_inputs=objective_inputs,
-        reduction=values["reduction"],
-        constant=values.get("constant"),
-        kl_coef=config.kl_coef,
-        kl_estimator=values.get("kl_estimator", "k3"),
-        entropy_coef=config.entropy_coef,
-        settings=values,
-    )
-
-
-def _row(name: str) -> Preset:
-    if name in PRESETS:
-        return PRESETS[name]
-    near = difflib.get_close_matches(name, PRESETS, n=1)
-    hint = f"algo.name={near[0]}" if near else None
-    raise ConfigError(
-        "unknown algorithm", got=name, expected=f"one of {', '.join(PRESETS)}", hint=hint
-    )
-
-
-def _parameters(function: Callable) -> dict[str, Any]:
-    """A function's settings: its keyword-only parameters and their defaults."""
-    parameters = inspect.signature(function).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-
-
-def _row_defaults(row: Preset) -> dict[str, Any]:
-    """Every setting that the row's own functions read, with this row's default."""
-    defaults = {**_parameters(ADVANTAGES[row.advantage][0])}
-    defaults |= _parameters(POLICY_LOSSES[row.objective][0])
-    return {**defaults, "reduction": row.reduction, **row.defaults}
-
-
-def _settings(config: AlgoConfig, row: Preset, max_tokens: int | None) -> dict[str, Any]:
-    values = _row_defaults(row)
+    row = _find(config.name)
     given = {
         field.name: getattr(config, field.name)
         for field in dataclasses.fields(config)
-        if field.name not in _SHARED and getattr(config, field.name) is not None
+        if field.name != "name" and getattr(config, field.name) is not None
     }
-    if (given.get("reduction") or row.reduction) == "constant":
-        values["constant"] = max_tokens
-    if config.kl_coef > 0:
-        values["kl_estimator"] = "k3"
+    check_ranges(given, _CHOICES)
+    settings = readable(row, given)
     for name, value in given.items():
-        if name not in values:
+        if name not in settings and not (name in ("kl_coef", "entropy_coef") and value == 0):
             raise ConfigError(
-                f"algo.{name} is set, but {_why_unused(name, config)}",
+                f"algo.{name} is set, but {_why_unused(name, config, given)}",
                 got=f"algo.{name}={value}",
                 hint=f"leave algo.{name} unset",
             )
-        values[name] = value
-    _check_ranges(config, values)
-    return values
+    settings |= {name: value for name, value in given.items() if name in settings}
+    if settings["reduction"] == "constant" and settings["constant"] is None:
+        settings["constant"] = max_tokens
+    check_ranges(settings, _CHOICES)
+    _check_together(config.name, row, settings, group_size)
+    return Algorithm(config.name, settings)
 
 
-def _why_unused(name: str, config: AlgoConfig) -> str:
-    if name == "constant":
-        return "only the reduction 'constant' uses it"
-    if name.startswith("kl_"):
-        return "it does nothing while algo.kl_coef is 0"
-    rows = [other for other, row in PRESETS.items() if name in _row_defaults(row)]
-    return f"{config.name} does not use it (used by {', '.join(rows) or 'no row'})"
+def readable(row: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Every setting that a row reads, given the choices that a config makes, with its default.
+
+    Source: the row's paper, see `PRESETS`; GRPO, https://arxiv.org/abs/2402.03300.
+    """
+    base = {"advantage": row.advantage, "objective": row.objective, "reduction": row.reduction}
+    chosen = {**base, **row.defaults, **given}
+    advantage, rollout_inputs = ADVANTAGES[chosen["advantage"]]
+    objective, inputs = POLICY_LOSSES[chosen["objective"]]
+    settings: dict[str, Any] = {
+        **base,
+        "kl_coef": 0.0,
+        "entropy_coef": 0.0,
+        "entropy_target": None,
+        "top_entropy_fraction": None,
+        "correction": "none",
+        "rejection": "none",
+        "off_policy_delta": None,
+        "target_kl": None,
+        "task_normalize": False,
+        **setting_defaults(advantage),
+        **setting_defaults(objective),
+    }
+    if chosen["reduction"] == "constant":
+        settings["constant"] = None
+    if "values" in rollout_inputs:
+        settings["value_clip"] = 0.2
+    if "reward_weights" in rollout_inputs:
+        settings["reward_weights"] = None
+    if "log_ratio" in inputs:
+        settings["ratio_level"] = "token"
+    if {"log_ratio", "token_log_ratio", "logp_base"} & set(inputs):
+        settings["ratio_base"] = "old"
+        if chosen.get("ratio_base", "old") == "old":
+            settings["proximal"] = "recompute"
+    settings |= _readable_kl(chosen) | _readable_corrections(chosen)
+    if chosen.get("entropy_target") is not None:
+        settings |= {"entropy_step": 0.005, "entropy_maximum": 0.1}
+    return settings | {name: v for name, v in row.defaults.items() if name in settings}
 
 
-def _check_ranges(config: AlgoConfig, values: Mapping[str, Any]) -> None:
-    def check(ok: bool, name: str, expected: str) -> None:
-        if not ok:
-            value = values.get(name, getattr(config, name))
-            raise ConfigError(f"algo.{name} is out of range", got=value, expected=expected)
+def _readable_kl(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    if not chosen.get("kl_coef"):
+        return {}
+    settings: dict[str, Any] = {"kl_estimator": "k3", "kl_in": "loss", "kl_target": None}
+    if chosen.get("kl_in", "loss") == "loss":
+        settings["kl_importance"] = "none"
+    if chosen.get("kl_target") is not None:
+        settings["kl_horizon"] = 10_000.0
+    return settings
 
-    def at_least(name: str, bound: float, *, strict: bool = False) -> None:
-        value = values.get(name)
-        ok = value is None or (value > bound if strict else value >= bound)
-        check(ok, name, f"{'more than' if strict else 'at least'} {bound}")
 
-    check(config.kl_coef >= 0, "kl_coef", "at least 0")
-    check(values["reduction"] in REDUCTIONS, "reduction", f"one of {', '.join(REDUCTIONS)}")
-    check(
-        values.get("kl_estimator", "k3") in KL_ESTIMATORS,
-        "kl_estimator",
-        f"one of {', '.join(KL_ESTIMATORS)}",
+def _readable_corrections(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    correction, rejection = chosen.get("correction", "none"), chosen.get("rejection", "none")
+    if correction != "none":
+        settings |= {"correction_level": "token", **setting_defaults(CORRECTIONS[correction])}
+    if rejection != "none":
+        settings["rejection_high"] = 2.0 if rejection.endswith("k1") else 0.1
+        if rejection.endswith("k1"):
+            settings["rejection_low"] = None
+    return settings
+
+
+def _find(name: str) -> Preset:
+    if name in PRESETS:
+        return PRESETS[name]
+    near = difflib.get_close_matches(name, PRESETS, n=1)
+    raise ConfigError(
+        "unknown algorithm",
+        got=name,
+        expected=f"one of {', '.join(PRESETS)}",
+        hint=f"algo.name={near[0]}" if near else None,
     )
-    check(values.get("ddof", 0) in (0, 1), "ddof", "0 or 1")
-    at_least("eps", 0.0)
-    at_least("clip_low", 0.0, strict=True)
-    at_least("clip_high", 0.0, strict=True)
-    at_least("dual_clip", 1.0, strict=True)
-    at_least("ratio_cap", 1.0, strict=True)
-    check(values.get("clip_low") is None or values["clip_low"] <= 1.0, "clip_low", "at most 1")
-    if values["reduction"] == "constant":
-        at_least("constant", 0.0, strict=True)
-        if values["constant"] is None:
+
+
+def _why_unused(name: str, config: AlgoConfig, given: Mapping[str, Any]) -> str:
+    switches = {
+        "constant": "only the reduction 'constant' uses it",
+        "entropy_step": "it does nothing without algo.entropy_target",
+        "entropy_maximum": "it does nothing without algo.entropy_target",
+        "kl_horizon": "it does nothing without algo.kl_target",
+        "proximal": "with the ratio over the sampler there is no proximal policy",
+    }
+    if name.startswith("kl_") and not config.kl_coef:
+        return "it does nothing while algo.kl_coef is 0"
+    if name.startswith(("correction_", "rejection_")):
+        switch = name.partition("_")[0]
+        return f"algo.{switch}={given.get(switch, 'none')} does not use it"
+    rows = [other for other, row in PRESETS.items() if name in readable(row, {})]
+    if rows:
+        return f"{config.name} does not use it (used by {', '.join(rows)})"
+    return switches.get(name, f"{config.name} does not use it")
+
+
+def _check_together(
+    name: str, row: Preset, settings: Mapping[str, Any], group_size: int | None
+) -> None:
+    if group_size == 1 and settings["advantage"] not in _ALONE:
+        raise ConfigError(
+            f"{name} compares the samples of a group with each other",
+            got="a group size of 1",
+            expected="at least 2 samples per prompt",
+        )
+    if group_size is not None and settings.get("pass_k", 1) > group_size:
+        raise ConfigError(
+            "algo.pass_k is larger than a group",
+            got=settings["pass_k"],
+            expected=f"at most {group_size} samples",
+        )
+    for needed in row.required:
+        if settings[needed] == "none":
             raise ConfigError(
-                "the reduction 'constant' needs algo.constant",
-                hint="set algo.constant to the longest completion, in tokens",
+                f"{name} without algo.{needed} would silently lose its behaviour weight",
+                got=f"algo.{needed}=none",
+                expected=f"one of {', '.join(_CHOICES[needed][1:])}",
             )
-
-
-def _bind(function: Callable, values: Mapping[str, Any]) -> Callable:
-    return functools.partial(function, **{name: values[name] for name in _parameters(function)})
+    if settings.get("ratio_base") == "sampler" and settings["correction"] != "none":
+        raise ConfigError(
+            "the mismatch would be corrected twice: the ratio is already over the sampler",
+            got=f"algo.correction={settings['correction']}",
+            hint="algo.correction=none or algo.ratio_base=old",
+        )
+    if settings["reduction"] == "constant" and settings["constant"] is None:
+        raise ConfigError(
+            "the reduction 'constant' needs algo.constant",
+            hint="set algo.constant to the longest completion, in tokens",
+        )

@@ -1,9 +1,9 @@
 # SPDX-FileCopyrightText: The jaxrl_llm authors
 # SPDX-License-Identifier: Apache-2.0
-"""From per-token terms to one number, as (sum, count), so that no split of a batch changes the loss.
+"""From per-token terms to one number, as (sum, count), so that no split changes the loss.
 
-A sequence is a run of equal, positive `segment_ids` in a row (packed rows hold several); without segment ids
-every row is one sequence. A sequence counts if at least one of its tokens is trained on.
+A sequence is a run of equal, positive `segment_ids` in a row (packed rows hold several); without
+segment ids every row is one sequence. It counts if at least one of its tokens is trained on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ REDUCTIONS: tuple[str, ...] = ("token_mean", "sequence_mean", "sequence_sum", "c
 
 @struct.dataclass
 class Counts:
-    """What the sums of a loss are divided by, counted over the whole optimiser batch (all devices).
+    """What the sums of a loss are divided by, over the whole optimiser batch (all devices).
+
+    Source: token counts of DAPO, https://arxiv.org/abs/2503.14476, Eq. 8.
 
     Attributes:
         tokens: how many tokens are trained on.
@@ -34,7 +36,10 @@ class Counts:
 
 
 def on_mask(values: Float[Array, "N T"], mask: Bool[Array, "N T"]) -> Float[Array, "N T"]:
-    """`values` where trained on, 0 elsewhere, in at least float32: masked NaN reach neither values nor gradients.
+    """`values` where trained on and 0 elsewhere, in at least float32.
+
+    What stands on masked positions, NaN included, reaches neither values nor gradients of anything
+    computed from the result.
 
     Source: the double-where rule, https://docs.jax.dev/en/latest/faq.html.
     """
@@ -47,12 +52,13 @@ def sequence_total(
     mask: Bool[Array, "N T"],
     segment_ids: Int[Array, "N T"] | None = None,
 ) -> Float[Array, "N T"]:
-    """At every position, the sum of the masked values of the sequence that the position belongs to.
+    """At every position, the sum of the masked values of the sequence that it belongs to.
 
-    Two segmented scans rather than a scatter: the order of additions is fixed, so the result (and its
-    gradient) is the same on every run and device, and equal bit for bit at all positions of a sequence.
+    Two segmented scans rather than a scatter: the order of additions is fixed, so the result and
+    its gradient are the same on every run and device, and the result is equal bit for bit at all
+    positions of a sequence.
 
-    Source: segmented scans, Blelloch 1990, https://www.cs.cmu.edu/~guyb/papers/Ble93.pdf.
+    Source: segmented scans, https://www.cs.cmu.edu/~guyb/papers/Ble93.pdf.
     """
     values = on_mask(values, mask)
     if segment_ids is None:
@@ -90,18 +96,47 @@ def sequence_mean(
     mask: Bool[Array, "N T"],
     segment_ids: Int[Array, "N T"] | None = None,
 ) -> Float[Array, "N T"]:
-    """At every position, the mean of the masked values of its sequence.
+    """At every position, the mean of the masked values of its sequence; 0 if none is trained on.
 
-    Source: the length-normalised log-ratio of GSPO, https://arxiv.org/abs/2507.18071, Eq. 7.
+    Source: the length-normalised log-ratio of GSPO, https://arxiv.org/abs/2507.18071.
     """
     total = sequence_total(values, mask, segment_ids)
     return total / sequence_length(mask, segment_ids, total.dtype)
 
 
+def sequence_maximum(
+    values: Float[Array, "N T"],
+    mask: Bool[Array, "N T"],
+    segment_ids: Int[Array, "N T"] | None = None,
+) -> Float[Array, "N T"]:
+    """At every position, the largest masked value of its sequence, for values ≥ 0; 0 if none.
+
+    Source: segmented scans, https://www.cs.cmu.edu/~guyb/papers/Ble93.pdf.
+    """
+    values = on_mask(values, mask)
+    if segment_ids is None:
+        return jnp.broadcast_to(jnp.max(values, axis=1, keepdims=True), values.shape)
+    edge = segment_ids[:, 1:] != segment_ids[:, :-1]
+    outer = jnp.ones((values.shape[0], 1), bool)
+
+    def larger(left, right):
+        (left_max, left_edge), (right_max, right_edge) = left, right
+        most = jnp.where(right_edge, right_max, jnp.maximum(left_max, right_max))
+        return most, left_edge | right_edge
+
+    starts = jnp.concatenate([outer, edge], axis=1)
+    ends = jnp.concatenate([edge, outer], axis=1)
+    before, _ = jax.lax.associative_scan(larger, (values, starts), axis=1)
+    after, _ = jax.lax.associative_scan(larger, (values, ends), axis=1, reverse=True)
+    return jnp.maximum(before, after)
+
+
 def sequence_marks(
     mask: Bool[Array, "N T"], segment_ids: Int[Array, "N T"] | None = None
 ) -> Bool[Array, "N T"]:
-    """True at one position (the last) of every sequence with a trained token: sum over it to sum over sequences.
+    """True at the last position of every sequence that has a trained token.
+
+    A sum over these positions is a sum over sequences.
 
     Source: the counting of sequences in GRPO, https://arxiv.org/abs/2402.03300, Eq. 3.
     """
@@ -137,11 +172,13 @@ def reduction_sum(
     reduction: Reduction,
     segment_ids: Int[Array, "N T"] | None = None,
 ) -> Float[Array, ""]:
-    """The numerator: ``Σ x`` over trained tokens, and ``Σ_sequences mean_tokens x`` for ``sequence_mean``.
+    """The numerator: ``Σ x`` over trained tokens, or ``Σ_sequences mean_tokens x``.
+
+    The latter for ``sequence_mean``.
 
     Source: GRPO, https://arxiv.org/abs/2402.03300, Eq. 3 (``sequence_mean``); DAPO,
-    https://arxiv.org/abs/2503.14476, Eq. 8 (``token_mean``); Dr. GRPO, https://arxiv.org/abs/2503.20783
-    (``constant``, ``sequence_sum``).
+    https://arxiv.org/abs/2503.14476, Eq. 8 (``token_mean``); Dr. GRPO,
+    https://arxiv.org/abs/2503.20783 (``constant``, ``sequence_sum``).
     """
     values = on_mask(values, mask)
     if reduction == "sequence_mean":
@@ -156,16 +193,18 @@ def reduction_count(
     constant: float | None = None,
     dtype: jnp.dtype = jnp.float32,
 ) -> Float[Array, ""]:
-    """The denominator that belongs to `reduction`, from counts over the whole optimiser batch; at least 1.
+    """The denominator that belongs to `reduction`, from counts over the whole optimiser batch.
 
-    ========================  =============================================
-    ``token_mean``            trained tokens
-    ``sequence_mean``, `_sum` sequences with a trained token
-    ``constant``              `constant` × sequences with a trained token
-    ========================  =============================================
+    ==================================  ==========================================
+    ``token_mean``                      trained tokens
+    ``sequence_mean``, `sequence_sum`   sequences with a trained token
+    ``constant``                        `constant` × sequences with a trained token
+    ==================================  ==========================================
 
-    Source: as for `reduction_sum`; Dr. GRPO divides by a constant so that a token weighs the same in an answer
-    of any length, https://arxiv.org/abs/2503.20783.
+    An empty batch counts as 1.
+
+    Source: as for `reduction_sum`; Dr. GRPO divides by a constant, so that a token weighs the same
+    in an answer of any length, https://arxiv.org/abs/2503.20783.
     """
     assert reduction in REDUCTIONS, reduction
     count = counts.tokens if reduction == "token_mean" else counts.sequences
@@ -186,8 +225,8 @@ def reduce_terms(
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """(sum, count) of per-token terms over these rows; the reduced value is sum / count.
 
-    Source: as for `reduction_sum` (https://arxiv.org/abs/2402.03300, https://arxiv.org/abs/2503.14476,
-    https://arxiv.org/abs/2503.20783).
+    Source: as for `reduction_sum` (https://arxiv.org/abs/2402.03300,
+    https://arxiv.org/abs/2503.14476, https://arxiv.org/abs/2503.20783).
     """
     total = reduction_sum(values, mask, reduction=reduction, segment_ids=segment_ids)
     counts = batch_counts(mask, segment_ids)
