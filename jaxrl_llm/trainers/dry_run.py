@@ -21,7 +21,7 @@ from jaxrl_llm.sharding.mesh import make_mesh
 from jaxrl_llm.text.chat import encode_prompt
 from jaxrl_llm.text.tokenizer import Tokenizer
 from jaxrl_llm.trainers.batching import round_length
-from jaxrl_llm.trainers.build import build_data, check_mesh, engine_config, stop_ids
+from jaxrl_llm.trainers.build import build_data, check_mesh, stop_ids
 from jaxrl_llm.trainers.optimizers import make_optimizer
 from jaxrl_llm.trainers.settings import RLConfig
 from jaxrl_llm.trainers.state import make_train_functions
@@ -86,7 +86,15 @@ def memory(config: RLConfig, model_config: ModelConfig) -> dict[str, int]:
         )  # fmt: skip
     tokens = config.train.micro_batch * width
     layer = 6 * model_config.hidden_size + 4 * model_config.intermediate_size
-    pages = pool_pages(engine_config(config.sampler)) * config.sampler.page_size
+    sampler = config.sampler
+    pages = sampler.num_pages or default_num_pages(
+        slots=sampler.slots,
+        page_size=sampler.page_size,
+        max_prompt_tokens=sampler.max_prompt_tokens,
+        max_new_tokens=sampler.max_new_tokens,
+        group_size=sampler.group_size,
+    )
+    cached = pages * sampler.page_size
     kept = 1 if config.model.remat else model_config.num_layers
     result = {
         "parameters": _bytes(state.params),
@@ -94,7 +102,7 @@ def memory(config: RLConfig, model_config: ModelConfig) -> dict[str, int]:
         "gradients": _bytes(grads),
         "activations of a micro-batch (estimate)": tokens * layer * kept * dtype.itemsize,
         "sampler: its own layout of the parameters": _bytes(params),
-        "sampler: key/value pages": pages * model_config.kv_bytes_per_token(dtype.itemsize),
+        "sampler: key/value pages": cached * model_config.kv_bytes_per_token(dtype.itemsize),
     }
     if algorithm.needs_ref:
         result["reference policy"] = _bytes(params)

@@ -103,9 +103,9 @@ def _train(run: Run, stop: StopFlag) -> int:
     if trainer.step < run.total_steps:
         run.show.stopped(trainer.step)
         return stop.exit_code
-    export = run.export()
-    result = run.show.finished(export)
+    result = run.show.result(run.export())
     run.directory.write_result(result)
+    run.show.finished(result)
     run.directory.write_text("DONE", time.strftime("%Y-%m-%d %H:%M:%S\n"))
     return 0
 

@@ -13,7 +13,7 @@ import jax
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.monitor.progress import Progress, banner, emit, summary
 from jaxrl_llm.monitor.report import write_report
-from jaxrl_llm.monitor.samples import SampleWriter
+from jaxrl_llm.monitor.samples import SamplesWriter
 from jaxrl_llm.monitor.writers import MetricsWriter, read_metrics
 from jaxrl_llm.trainers.settings import RLConfig
 from jaxrl_llm.types import Rollout
@@ -50,7 +50,7 @@ class Show:
             trackio=config.monitor.trackio,
             config=settings,
         )
-        self._samples = SampleWriter(run_dir)
+        self._samples = SamplesWriter(run_dir)
         self._progress = Progress(config.train.steps, evaluates=heldout_count > 0)
 
     def start(self, step: int) -> None:
@@ -96,11 +96,11 @@ class Show:
         write_report(self.run_dir)
         emit(f"stopped after step {step}, which is saved; the same command continues")
 
-    def finished(self, export: pathlib.Path) -> dict[str, Any]:
-        """The report and the summary; returns the result for result.json."""
+    def result(self, export: pathlib.Path) -> dict[str, Any]:
+        """What result.json holds: held-out metrics before and after, steps, seconds."""
         rows = read_metrics(self.run_dir)
         evaluated = [row for row in rows if "eval/reward" in row]
-        result = {
+        return {
             "steps": self.config.train.steps,
             "heldout_count": self.heldout_count,
             "heldout_before": heldout(evaluated[0]) if evaluated else {},
@@ -108,9 +108,11 @@ class Show:
             "train_seconds": sum(row.get("step_time", 0.0) for row in rows),
             "export": export.name,
         }
-        write_report(self.run_dir, result=result)
+
+    def finished(self, result: Mapping[str, Any]) -> None:
+        """The report and the summary."""
+        write_report(self.run_dir)
         emit(finished_text(self.run_dir, result))
-        return result
 
     def close(self) -> None:
         self._metrics.close()
@@ -138,7 +140,7 @@ def render(rollout: Rollout, *, split: str) -> dict[str, Any]:
     reward = rollout.reward
     return {
         "split": split,
-        "prompt_id": rollout.prompt.id,
+        "prompt_id": rollout.prompt.id + (" (held out)" if split == "heldout" else ""),
         "sample": rollout.sample,
         "prompt": rollout.prompt.text,
         "completion": rollout.completion,
