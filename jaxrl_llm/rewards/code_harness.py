@@ -1,0 +1,166 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Runs beside a model-written program, in its process, in the sandbox: trusted with nothing.
+
+This file alone is copied into the sandbox, so it imports the standard library only. It is told what
+to call and never what to expect; what it reports is data for the parent to compare, and a report
+that is missing or malformed counts against the program.
+
+    python3 harness.py calls   RESULTS    imports candidate.py, makes the calls of cases.json
+    python3 harness.py program RESULTS    runs candidate.py as a program
+    python3 harness.py build   RESULTS    runs the build command of recipe.json, then the program's
+    python3 harness.py judge   RESULTS    evaluates the conditions of cases.json; no candidate
+    around
+
+`encode` and `decode` carry Python values as JSON without losing their types.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import runpy
+import subprocess
+import sys
+
+_PLAIN_INT = 1 << 53
+
+
+def encode(value):
+    """A value as JSON: plain scalars and lists as they are, the rest as `{"type": content}`.
+
+    Raises TypeError for what is not built of None, bool, int, float, complex, str, bytes, list,
+    tuple, dict, set and frozenset. Subclasses (named tuples, counters, …) are encoded as these.
+    """
+    if value is None or isinstance(value, bool | str):
+        return str(value) if isinstance(value, str) else value
+    if isinstance(value, int):
+        value = int(value)
+        return value if abs(value) < _PLAIN_INT else {"int": hex(value)}
+    if isinstance(value, float):
+        value = float(value)
+        return value if value - value == 0 else {"float": repr(value)}  # inf and nan are not JSON
+    if isinstance(value, complex):
+        return {"complex": [encode(value.real), encode(value.imag)]}
+    if isinstance(value, bytes | bytearray):
+        return {"bytes": bytes(value).hex()}
+    if isinstance(value, list):
+        return [encode(item) for item in value]
+    if isinstance(value, tuple):
+        return {"tuple": [encode(item) for item in value]}
+    if isinstance(value, set | frozenset):
+        return {"set": [encode(item) for item in value]}
+    if isinstance(value, dict):
+        return {"dict": [[encode(key), encode(item)] for key, item in value.items()]}
+    raise TypeError(f"a value of type {type(value).__name__} can't be compared")
+
+
+def decode(value):
+    """The value that `encode` encoded (a frozenset comes back as a set)."""
+    if isinstance(value, list):
+        return [decode(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "int":
+        return int(content, 16)
+    if kind == "float":
+        return float(content)
+    if kind == "complex":
+        return complex(*map(decode, content))
+    if kind == "bytes":
+        return bytes.fromhex(content)
+    if kind == "tuple":
+        return tuple(map(decode, content))
+    if kind == "set":
+        return set(map(decode, content))
+    if kind == "dict":
+        return {decode(key): decode(item) for key, item in content}
+    raise ValueError(f"unknown type {kind!r}")
+
+
+def _read(name):
+    with open(name, encoding="utf-8") as file:
+        return json.load(file)
+
+
+def _report(results, *row):
+    results.write(json.dumps(row) + "\n")
+    results.flush()
+
+
+def _load_candidate():
+    spec = importlib.util.spec_from_file_location("candidate", "candidate.py")
+    spec.loader.get_code("candidate")  # raises SyntaxError before anything of it has run
+    return spec, importlib.util.module_from_spec(spec)
+
+
+def _target(namespace, dotted):
+    """A function, or a method of a fresh instance of a class."""
+    first, *rest = dotted.split(".")
+    target = namespace[first]
+    if rest and isinstance(target, type):
+        target = target()
+    for name in rest:
+        target = getattr(target, name)
+    return target
+
+
+def _calls(results):
+    job = _read("cases.json")
+    spec, module = _load_candidate()
+    _report(results, "compiled")
+    sys.modules["candidate"] = module
+    spec.loader.exec_module(module)
+    namespace = dict(module.__dict__)
+    exec(job.get("setup", ""), namespace)  # the task's own text, not the model's
+    for index, case in enumerate(job["cases"]):
+        try:
+            if "expressions" in case:
+                value = [encode(eval(text, namespace)) for text in case["expressions"]]
+            else:
+                arguments = decode(case["args"]), decode(case["kwargs"])
+                value = encode(_target(namespace, case["call"])(*arguments[0], **arguments[1]))
+        except Exception as error:
+            _report(results, "error", index, f"{type(error).__name__}: {error}"[:200])
+        else:
+            _report(results, "value", index, value)
+
+
+def _program(results):
+    _load_candidate()
+    _report(results, "compiled")
+    results.close()
+    sys.argv = ["candidate.py"]
+    runpy.run_path("candidate.py", run_name="__main__")
+
+
+def _build(results):
+    recipe = _read("recipe.json")
+    for command in recipe["build"]:
+        if subprocess.run(command, stdin=subprocess.DEVNULL, stdout=2).returncode != 0:
+            sys.exit(1)
+    _report(results, "compiled")
+    results.close()
+    os.execvp(recipe["run"][0], recipe["run"])
+
+
+def _judge(results):
+    job = _read("cases.json")
+    _report(results, "compiled")
+    namespace = {}
+    exec(job.get("setup", ""), namespace)
+    for index, case in enumerate(job["cases"]):
+        names = {f"_value_{i}": decode(value) for i, value in enumerate(case["values"])}
+        try:
+            holds = bool(eval(case["condition"], {**namespace, **names}))
+        except Exception as error:
+            _report(results, "error", index, f"{type(error).__name__}: {error}"[:200])
+        else:
+            _report(results, "value", index, holds)
+
+
+if __name__ == "__main__":
+    main = {"calls": _calls, "program": _program, "build": _build, "judge": _judge}[sys.argv[1]]
+    main(os.fdopen(int(sys.argv[2]), "w", encoding="utf-8"))
