@@ -8,6 +8,7 @@ characters. The table and the console show all of these as escapes; the JSON fil
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import os
@@ -24,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxrl_llm.monitor.progress import emit
-from jaxrl_llm.monitor.writers import JsonLines
+from jaxrl_llm.monitor.writers import JsonLines, unwritable
 
 SAMPLES_FILE = "samples.jsonl"
 TABLE_FILE = "samples.txt"
@@ -44,7 +45,22 @@ def visible(text: str, keep: str = "") -> str:
     Args:
         keep: characters to leave as they are ("\\n" where lines may break).
     """
-    return "".join(c if c in keep else _escape(c) for c in text)
+    if text.isascii() and text.isprintable():
+        return text
+    return text.translate(_escapes(keep))
+
+
+class _Escapes(dict[int, str]):
+    """How each character is shown, found out once, as `str.translate` reads it."""
+
+    def __missing__(self, code: int) -> str:
+        self[code] = _escape(chr(code))
+        return self[code]
+
+
+@functools.cache
+def _escapes(keep: str) -> _Escapes:
+    return _Escapes({ord(char): char for char in keep})
 
 
 def _escape(char: str) -> str:
@@ -97,8 +113,12 @@ class SamplesWriter:
         """Append the samples of one step to both files."""
         rows = [{"step": step} | {k: _plain(v) for k, v in sample.items()} for sample in samples]
         self._lines.append(rows)
-        with (self.run_dir / TABLE_FILE).open("a", encoding="utf-8", newline="\n") as file:
-            file.write(samples_table(step, rows) + "\n")
+        path = self.run_dir / TABLE_FILE
+        try:
+            with path.open("a", encoding="utf-8", newline="\n") as file:
+                file.write(samples_table(step, rows) + "\n")
+        except OSError as error:
+            raise unwritable(path, error) from error
 
     def truncate(self, after_step: int) -> None:
         """Forget every step after `after_step`: a resumed run calls this before it writes."""
@@ -204,9 +224,9 @@ def _cells(sample: Sample, parts: list[str], prompt_width: int, completion_width
 
 
 def _score(value: Any) -> str:
-    return (
-        f"{value:.3f}" if isinstance(value, int | float) else "-" if value is None else str(value)
-    )
+    if isinstance(value, int | float):
+        return f"{value:.3f}"
+    return "-" if value is None else visible(str(value))
 
 
 def _rank(sample: Sample) -> float:

@@ -46,7 +46,7 @@ class JsonLines:
             self._file.write(text)
             self._file.flush()
         except OSError as error:
-            raise _unwritable(self.path, error) from error
+            raise unwritable(self.path, error) from error
 
     def read(self) -> list[dict[str, Any]]:
         """All whole rows in the order of writing; [] when there is no file."""
@@ -67,7 +67,7 @@ class JsonLines:
                 os.fsync(file.fileno())
             os.replace(part, self.path)
         except OSError as error:
-            raise _unwritable(self.path, error) from error
+            raise unwritable(self.path, error) from error
 
     def close(self) -> None:
         if self._file is not None:
@@ -209,7 +209,8 @@ def _to_json(value: int | float) -> int | float | str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def _unwritable(path: pathlib.Path, error: OSError) -> RunDirectoryError:
+def unwritable(path: pathlib.Path, error: OSError) -> RunDirectoryError:
+    """What a person is told when a file of a run can't be written."""
     return RunDirectoryError(
         f"can't write {path}",
         got=error.strerror or error,
@@ -269,4 +270,4 @@ class _EventFile:
             self._writer.write(Event(wall_time=time.time(), **event).SerializeToString())
             self._writer.flush()
         except OSError as error:
-            raise _unwritable(self.folder, error) from error
+            raise unwritable(self.folder, error) from error
