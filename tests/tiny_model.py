@@ -9,10 +9,11 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_llm.checkpoint.huggingface import save_folder
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.transformer import init_params
+from jaxrl_llm.models.transformer import param_shapes
 from jaxrl_llm.text.tokenizer import bytes_tokenizer
 
 TINY = ModelConfig(
@@ -29,17 +30,20 @@ TINY = ModelConfig(
 
 
 def tiny_model(seed: int = 0, dtype=jnp.float32, **traits):
-    """Configuration and random parameters; norms are not 1 and attention is not uniform."""
+    """Configuration and random parameters; norms are not 1 and attention is not uniform.
+
+    Drawn by numpy: every shape of a jax draw would be compiled.
+    """
     config = dataclasses.replace(TINY, **traits)
-    key_base, key_noise = jax.random.split(jax.random.key(seed))
-    params = init_params(config, key_base)
-    leaves, treedef = jax.tree.flatten(params)
-    keys = jax.random.split(key_noise, len(leaves))
-    noisy = [
-        (x + 0.2 * jax.random.normal(k, x.shape, x.dtype)).astype(dtype)
-        for x, k in zip(leaves, keys, strict=True)
-    ]
-    return config, jax.tree.unflatten(treedef, noisy)
+    draw = np.random.default_rng(seed)
+    params = jax.tree_util.tree_map_with_path(
+        lambda path, shape: jnp.asarray(
+            ("norm" in jax.tree_util.keystr(path)) + 0.2 * draw.standard_normal(shape), dtype
+        ),
+        param_shapes(config),
+        is_leaf=lambda x: isinstance(x, tuple),
+    )
+    return config, params
 
 
 def write_tiny_model(folder: str | pathlib.Path, seed: int = 0, **traits) -> pathlib.Path:

@@ -51,14 +51,13 @@ def render(
         "pad_token": tokenizer.id_to_token(tokenizer.pad_id) or "",
         "unk_token": tokenizer.id_to_token(tokenizer.unk_id) or "",
     }
-    variables = {**special, "tools": None, "documents": None, **kwargs}
+    variables = {
+        **_plain({**special, "tools": None, "documents": None, **kwargs}),
+        "messages": _plain([_without_none(message) for message in messages]),
+        "add_generation_prompt": add_generation_prompt,
+    }
     try:
-        template = _compile(tokenizer.chat_template)
-        return template.render(
-            messages=_plain([_without_none(message) for message in messages]),
-            add_generation_prompt=add_generation_prompt,
-            **_plain(variables),
-        )
+        return _compile(tokenizer.chat_template).render(**variables)
     except _Refused as error:
         raise DataError(f"the chat template refuses the messages: {error}") from error
     except jinja2.TemplateSyntaxError as error:
