@@ -402,14 +402,30 @@ def _words(hint: Any, values: list[str]) -> list[str]:
     """The words that tyro reads: "198,2" and "(198, 2)" are two, "true" is "True"."""
     if len(values) != 1 or values[0] == "None":
         return values
-    text = values[0].strip()
+    text = values[0]
     if _is_sequence(hint):
-        if text[:1] + text[-1:] in ("()", "[]"):
-            text = text[1:-1]
-        return [word.strip() for word in text.split(",") if word.strip()]
-    if bool in (hint, *typing.get_args(hint)) and text.lower() in ("true", "false"):
-        return [text.capitalize()]
+        inside = text.strip()
+        if inside[:1] + inside[-1:] in ("()", "[]"):
+            # As configs are printed: with quotes, nested, or bare words.
+            with contextlib.suppress(ValueError, SyntaxError):
+                return [str(item) for item in _flat(ast.literal_eval(inside))]
+            text = inside[1:-1]
+        # Blanks around numbers mean nothing; in a text they may be all of it, as in a newline.
+        words = (text if _holds_text(hint) else text.replace(" ", "")).split(",")
+        return words if any(words) else []
+    if bool in (hint, *typing.get_args(hint)) and text.strip().lower() in ("true", "false"):
+        return [text.strip().capitalize()]
     return values
+
+
+def _flat(value: Any) -> list[Any]:
+    if isinstance(value, tuple | list):
+        return [leaf for item in value for leaf in _flat(item)]
+    return [value]
+
+
+def _holds_text(hint: Any) -> bool:
+    return hint is str or any(map(_holds_text, typing.get_args(hint)))
 
 
 def _has_nan(value: Any) -> bool:

@@ -56,6 +56,7 @@ class Train:
     out: pathlib.Path = pathlib.Path("runs")  # where the run lies
     note: str | None = None  # free text
     words: tuple[str, ...] = ()  # stop words
+    pairs: tuple[tuple[int, int], ...] = ()  # pairs that are shown
     mode: Mode = Mode.SYNC  # how sampling and training take turns
     undocumented: int = 0
 
@@ -230,6 +231,14 @@ def test_validation_errors_of_the_dataclasses_pass_unchanged(tmp_path):
         (["--train.note=--dashes"], "train.note", "--dashes"),
         (["--train.note="], "train.note", ""),
         (["--train.words", "x,y", "z"], "train.words", ("x,y", "z")),
+        (["--train.words=\n"], "train.words", ("\n",)),
+        (["--train.words=\n, a"], "train.words", ("\n", " a")),
+        (["--train.words=['\\n', 'a,b']"], "train.words", ("\n", "a,b")),
+        (["--train.words=[x]"], "train.words", ("x",)),
+        (["--train.words="], "train.words", ()),
+        (["--train.pairs=((1, 2), (3, 4))"], "train.pairs", ((1, 2), (3, 4))),
+        (["--train.pairs=1,2,3,4"], "train.pairs", ((1, 2), (3, 4))),
+        (["--train.pairs=[]"], "train.pairs", ()),
         (["--train.mode=ASYNC"], "train.mode", Mode.ASYNC),
         (["--batch_size=4", "--batch-size=6"], "batch_size", 6),
     ],
@@ -269,6 +278,7 @@ def test_an_override_sets_exactly_its_field(args, name, value):
         (["--algo.loss=ppo"], "got 'ppo' · expected one of 'clip', 'cispo'"),
         (["--train.steps=1.5"], "got '1.5' · expected int"),
         (["--train.stop_ids=1,x"], "got '1,x' · expected int, …"),
+        (["--train.pairs=1,2,3"], "got '1,2,3' · expected (int, int), …"),
         (["--train.betas=0.1"], "got '0.1' · expected (float, float)"),
         (["--train.shuffle"], "config field 'train.shuffle' has no value · expected bool"),
         (["--train.shuffle=maybe"], "got 'maybe' · expected bool"),

@@ -179,7 +179,10 @@ def banner(
     **more: Any,
 ) -> str:
     """What is about to run, as a small table; `more` adds rows (`steps=20`, `seed=1`)."""
-    rows = {"model": f"{model} ({num_params / 1e6:,.1f} M parameters)", "devices": devices}
+    rows: dict[str, Any] = {
+        "model": f"{model} ({num_params / 1e6:,.1f} M parameters)",
+        "devices": devices,
+    }
     rows |= {name.replace("_", " "): value for name, value in more.items() if value is not None}
     rows["run directory"] = run_dir
     return "\n".join([f"jaxrl_llm · {title}", *_table(rows)])

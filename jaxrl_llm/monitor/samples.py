@@ -231,8 +231,9 @@ def _score(value: Any) -> str:
 
 def _rank(sample: Sample) -> float:
     reward = sample.get("reward")
-    known = isinstance(reward, int | float) and not math.isnan(reward)
-    return float(reward) if known else -math.inf
+    if not isinstance(reward, int | float) or math.isnan(reward):
+        return -math.inf
+    return float(reward)
 
 
 def _plain(value: Any) -> Any:

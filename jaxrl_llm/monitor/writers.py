@@ -238,18 +238,14 @@ class _EventFile:
         self._writer: Any = None
 
     def write(self, step: int, metrics: Mapping[str, int | float]) -> None:
-        from tensorboardX.proto.summary_pb2 import Summary
-
-        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in metrics.items()]
-        self._put(step=step, summary=Summary(value=values))
+        values = [{"tag": tag, "simple_value": value} for tag, value in metrics.items()]
+        self._put(step=step, summary={"value": values})
 
     def truncate(self, after_step: int) -> None:
-        from tensorboardX.proto.event_pb2 import SessionLog
-
         self.close()
         if any(self.folder.glob(f"{_EVENTS}*")):
             # Earlier files stay: a viewer that has one of them open would stop at its removal.
-            self._put(step=after_step + 1, session_log=SessionLog(status=SessionLog.START))
+            self._put(step=after_step + 1, session_log={"status": "START"})
 
     def close(self) -> None:
         if self._writer is not None:
@@ -257,17 +253,17 @@ class _EventFile:
             self._writer = None
 
     def _put(self, **event: Any) -> None:
-        from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.record_writer import RecordWriter
 
+        message = importlib.import_module("tensorboardX.proto.event_pb2").Event
         try:
             if self._writer is None:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 # Viewers read the files in order of name.
                 self._writer = RecordWriter(str(self.folder / f"{_EVENTS}{time.time():.6f}"))
-                version = Event(wall_time=time.time(), file_version="brain.Event:2")
+                version = message(wall_time=time.time(), file_version="brain.Event:2")
                 self._writer.write(version.SerializeToString())
-            self._writer.write(Event(wall_time=time.time(), **event).SerializeToString())
+            self._writer.write(message(wall_time=time.time(), **event).SerializeToString())
             self._writer.flush()
         except OSError as error:
             raise unwritable(self.folder, error) from error
