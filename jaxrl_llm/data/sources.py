@@ -14,7 +14,7 @@ import json
 import operator
 import pathlib
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from jaxrl_llm.data.records import (
     Record,
@@ -32,6 +32,7 @@ _OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 _MOST_PAIRS = 4_000_000
 
 
+@runtime_checkable
 class Task(Protocol):
     """What a run asks of a task; any frozen dataclass with this method is one."""
 

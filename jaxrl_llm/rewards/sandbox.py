@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import math
 import os
 import shutil
@@ -26,13 +27,14 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
-from typing import Literal, Protocol
+from typing import IO, Literal, Protocol, runtime_checkable
 
 from jaxrl_llm.errors import RewardError
 from jaxrl_llm.rewards import sandbox_bwrap
 from jaxrl_llm.rewards.sandbox_watch import watch
 
 _ATTEMPTS = 3
+_SIDE_BY_SIDE = 3  # most of a short run is waiting for the kernel to make and end namespaces
 _STARTED = b"started\n"
 
 
@@ -111,6 +113,7 @@ class Outcome:
     reason: str = ""
 
 
+@runtime_checkable
 class Runner(Protocol):
     """What the code rewards need of a sandbox, here or on another machine."""
 
@@ -154,8 +157,8 @@ class Sandbox:
         return outcome
 
     def run_all(self, jobs: Sequence[Job], *, workers: int | None = None) -> list[Outcome]:
-        """Runs jobs side by side, by default as many as there are CPUs; outcomes in their order."""
-        with futures.ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
+        """Runs jobs side by side, by default three for each CPU; outcomes in their order."""
+        with futures.ThreadPoolExecutor(workers or _SIDE_BY_SIDE * (os.cpu_count() or 1)) as pool:
             return list(pool.map(self.run, jobs))
 
     def _run_once(self, job: Job) -> Outcome:
@@ -183,11 +186,15 @@ class Sandbox:
             if self.kind == "bwrap":
                 files = {n: handed.enter_context(_memory_file(t)) for n, t in job.files.items()}
                 descriptors = {name: file.fileno() for name, file in files.items()}
-                argv = sandbox_bwrap.argv(descriptors, job.limits.disk_bytes, self.packages)
-                fds, folder, env = (*descriptors.values(), write_end), None, None
+                told, tell = os.pipe()
+                info = stack.enter_context(os.fdopen(told, "rb"))
+                handed.callback(os.close, tell)
+                argv = sandbox_bwrap.argv(descriptors, tell, job.limits.disk_bytes, self.packages)
+                fds, folder, env = (*descriptors.values(), write_end, tell), None, None
             else:
                 folder = stack.enter_context(_folder(job.files))
-                argv, fds, env = [], (write_end,), sandbox_bwrap.environment(folder, self.packages)
+                argv, fds, info = [], (write_end,), None
+                env = sandbox_bwrap.environment(folder, self.packages)
             process = stack.enter_context(
                 subprocess.Popen(
                     [*argv, *inner, *command],
@@ -201,16 +208,35 @@ class Sandbox:
                     start_new_session=True,
                 )
             )
-        return _outcome(process, results, job.limits)
+        stack.callback(process.kill)  # whatever happens before the watch begins
+        inner = stack.enter_context(_first_process(info))
+        return _outcome(process, results, job.limits, inner)
 
 
-def _outcome(process: subprocess.Popen, results, limits: Limits) -> Outcome:
+@contextlib.contextmanager
+def _first_process(info) -> Iterator[int | None]:
+    """A descriptor of the process that bubblewrap says is the first of the sandbox."""
+    try:
+        inner = os.pidfd_open(json.loads(info.read())["child-pid"]) if info else None
+    except (ValueError, OSError):  # bubblewrap failed, or everything is over already
+        inner = None
+    try:
+        yield inner
+    finally:
+        if inner is not None:
+            os.close(inner)
+
+
+def _outcome(
+    process: subprocess.Popen, results: IO[bytes], limits: Limits, inner: int | None
+) -> Outcome:
     seen = watch(
         process,
         {"stdout": process.stdout, "stderr": process.stderr, "results": results},
         cpu_s=limits.cpu_s,
         idle_s=limits.idle_s,
         most_bytes=limits.output_bytes + len(_STARTED),
+        inner=inner,
     )
     texts = {name: data.decode("utf-8", "replace") for name, data in seen.written.items()}
     if not seen.written["stdout"].startswith(_STARTED) or seen.ended == "starved":

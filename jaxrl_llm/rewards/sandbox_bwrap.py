@@ -26,11 +26,14 @@ _SYSTEM_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SHARED_MEMORY_BYTES = 1 << 20
 
 
-def argv(files: Mapping[str, int], disk_bytes: int, packages: Sequence[str]) -> list[str]:
+def argv(
+    files: Mapping[str, int], tell: int, disk_bytes: int, packages: Sequence[str]
+) -> list[str]:
     """The command that starts another command, appended to it, in a fresh sandbox.
 
     Args:
         files: descriptors of the contents of files, by name.
+        tell: descriptor to which bubblewrap writes the number of the sandbox's first process.
         disk_bytes: size of the one folder that can be written, which holds the files.
         packages: names of Python packages that can be imported.
     """
@@ -41,7 +44,7 @@ def argv(files: Mapping[str, int], disk_bytes: int, packages: Sequence[str]) -> 
     ]
     as_root = _privileged()
     return [
-        "bwrap",
+        *("bwrap", "--info-fd", str(tell)),
         *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"),
         *("--unshare-cgroup-try", "--die-with-parent", "--new-session", "--hostname", "sandbox"),
         *(() if as_root else ("--unshare-user", "--disable-userns")),

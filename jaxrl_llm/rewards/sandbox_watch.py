@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -47,11 +48,13 @@ def watch(
     cpu_s: float,
     idle_s: float,
     most_bytes: int,
+    inner: int | None = None,
 ) -> Seen:
     """Waits for a process, started as the leader of its own session, and for all that it started.
 
     Time is up after `cpu_s` CPU seconds of the whole tree, or after `idle_s` seconds in which
     nothing of it ran or waited for a CPU. Whatever happens, the process group is killed at the end.
+    `inner` is a process descriptor of the first process of a PID namespace: all in it dies with it.
     """
     written = {name: bytearray() for name in streams}
     tree = _Tree(process.pid)
@@ -64,7 +67,7 @@ def watch(
         exit_notice = os.pidfd_open(process.pid)
         stack.callback(os.close, exit_notice)
         selector.register(exit_notice, selectors.EVENT_READ, None)
-        stack.callback(_kill, process)
+        stack.callback(_kill, process, inner)
         checked = begin
         while verdict is None:
             ready = selector.select(_TICK_S)
@@ -75,7 +78,7 @@ def watch(
             if verdict is None and now - checked >= _TICK_S:
                 checked = now
                 verdict = tree.verdict(now - begin, cpu_s, idle_s)
-        _kill(process)
+        _kill(process, inner)
         if verdict[0] == "exited":  # what is still in the pipes; nothing can write any more
             selector.unregister(exit_notice)
             end = time.monotonic() + _AFTERMATH_S
@@ -104,9 +107,13 @@ def _drain(selector, ready, written, most_bytes) -> tuple[str, str] | None:
     return None
 
 
-def _kill(process: subprocess.Popen) -> None:
+def _kill(process: subprocess.Popen, inner: int | None) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+    if inner is not None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(inner, signal.SIGKILL)
+        select.select([inner], [], [], _AFTERMATH_S)  # ends after everything in its namespace has
     process.wait()
 
 
