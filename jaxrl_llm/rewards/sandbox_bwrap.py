@@ -126,7 +126,7 @@ def _system() -> tuple[str, ...]:
 
 @functools.cache
 def _packages(names: tuple[str, ...]) -> tuple[str, ...]:
-    options = []
+    options = ["--perms", "0755", "--dir", _PACKAGES]
     for name in names:
         folder = package_folder(name)
         options += ["--ro-bind", str(folder), f"{_PACKAGES}/{name}"]
