@@ -14,7 +14,8 @@ from jaxrl_llm.monitor.samples import visible
 
 Rows = Sequence[Mapping[str, Any]]
 
-_HELDOUT, _PARTS, _TIME = "Held-out accuracy", "Reward parts", "Seconds a step"
+_HELDOUT, _HELDOUT_REWARD = "Held-out accuracy", "Held-out reward"
+_PARTS, _TIME = "Reward parts", "Seconds a step"
 _MOST_PARTS = 5
 _GAP = "sampling/sampling_logp_difference"
 
@@ -47,6 +48,7 @@ CURVES = (
         {"accuracy": "eval/accuracy", "well-formed": "eval/well_formed"},
         options={"percent": True},
     ),
+    Row(_HELDOUT_REWARD, "On prompts that are never trained on.", "reward"),
     Row(_PARTS, "Mean of each reward function.", "reward", options={"smooth": True}),
     Row(
         "Entropy",
@@ -121,8 +123,10 @@ def charts(rows: Rows, results: Mapping[str, Any]) -> tuple[list[Chart], list[Ch
     """
     names = dict.fromkeys(key for row in rows for key in row if key != "step")
     parts = [key for key in names if re.fullmatch(r"rewards/.*/mean", key)][:_MOST_PARTS]
+    key = heldout_key(rows, results)
     special = {
         _HELDOUT: [heldout(rows, results, "accuracy"), heldout(rows, results, "well_formed")],
+        _HELDOUT_REWARD: [heldout(rows, results, "reward")] if key == "reward" else [],
         # A single part is the reward itself.
         _PARTS: [_curve(rows, visible(key[8:-5]), key) for key in parts if len(parts) > 1],
         _TIME: _time_split(rows),
@@ -133,7 +137,8 @@ def charts(rows: Rows, results: Mapping[str, Any]) -> tuple[list[Chart], list[Ch
         values = [value for one in series for value in one.values]
         if any(values) if row.dull_at_zero else values:
             found.append(Chart(row.title, row.caption, row.y_label, series, **row.options))
-    used = {key for row in CURVES for key in row.metrics.values()} | {"step_time", *parts}
+    used = {name for row in CURVES for name in row.metrics.values()}
+    used |= {"step_time", f"eval/{key}", *parts}
     rest = [key for key in names if key not in used and not key.startswith("time/")]
     return found, [Chart(visible(key), "", "", [_curve(rows, "value", key)]) for key in rest]
 
@@ -143,8 +148,13 @@ def _curve(rows: Rows, name: str, metric: str) -> Series:
     return Series(name, [row["step"] for row in known], [row[metric] for row in known])
 
 
+def heldout_key(rows: Rows, results: Mapping[str, Any]) -> str:
+    """What tells how good the model is: "accuracy" where it is measured, else "reward"."""
+    return "accuracy" if heldout(rows, results, "accuracy").values else "reward"
+
+
 def heldout(rows: Rows, results: Mapping[str, Any], key: str) -> Series:
-    """Held-out "accuracy" or "well_formed" by step, with the results before and after the run."""
+    """A held-out result by step, with those before and after the run."""
     seen = _curve(rows, key, f"eval/{key}")
     values = dict(zip(seen.steps, seen.values, strict=True))
     before, after = result_value(results, "before", key), result_value(results, "after", key)

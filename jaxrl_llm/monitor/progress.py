@@ -16,6 +16,8 @@ from typing import Any
 
 HEADER_EVERY = 20
 _MOST_REWARD_PARTS = 3
+_HELDOUT = "heldout"  # the column that shows the first of these that the step has
+_HELDOUT_METRICS = ("eval/accuracy", "eval/reward")
 
 _Metrics = Mapping[str, Any]
 
@@ -50,7 +52,7 @@ class Progress:
 
     Args:
         total: number of the last step.
-        evaluates: whether some steps carry `eval/accuracy`, which then has a column.
+        evaluates: whether some steps carry `eval/accuracy` (or else `eval/reward`): a column.
         stream: where to print (`write`, `flush`); standard output by default.
         clock: seconds, to estimate what is left.
     """
@@ -91,6 +93,9 @@ class Progress:
         cells = [f"{f'{step}/{self.total}':>{self._step_width}}"]
         spent = _number(metrics.get("step_time"))
         for _, width, name, show in self._columns:
+            if name == _HELDOUT:
+                name = next((known for known in _HELDOUT_METRICS if known in metrics), "")
+                show = show if name == "eval/accuracy" else "{:.3f}".format
             value = _number(metrics.get(name))
             if name.startswith("time/") and value is not None:
                 value = value / spent if spent else None
@@ -136,8 +141,8 @@ def _choose_columns(metrics: _Metrics, evaluates: bool) -> list[Any]:
             (name.split("/")[1][:8], 8, name, lambda x: f"{x:.3f}")
             for name in parts[:_MOST_REWARD_PARTS]
         ]
-    if evaluates or "eval/accuracy" in metrics:
-        columns.insert(after_reward, ("heldout", 7, "eval/accuracy", lambda x: f"{x:.1%}"))
+    if evaluates or any(name in metrics for name in _HELDOUT_METRICS):
+        columns.insert(after_reward, ("heldout", 7, _HELDOUT, lambda x: f"{x:.1%}"))
     return columns
 
 
@@ -199,21 +204,22 @@ def summary(
     """The result of a run, and where everything of it lies (only what is there is named).
 
     Args:
-        before, after: held-out results: `accuracy`, `well_formed` (shares) and perhaps `count`.
+        before, after: held-out results: `accuracy`, `well_formed` (shares), `reward`, `count`.
         seconds: how long the training took.
     """
     run_dir = pathlib.Path(run_dir)
     took = f" in {duration(seconds)}" if seconds is not None else ""
-    rows: dict[str, Any] = {}
-    for key, label in (("accuracy", "held-out accuracy"), ("well_formed", "well-formed answers")):
-        old, new = _result(before, key), _result(after, key)
-        if old is not None and new is not None:
-            rows[label] = f"{old:.1%} → {new:.1%} ({(new - old) * 100:+.1f} points)"
-        elif new is not None or old is not None:
-            rows[label] = f"{(new if new is not None else old):.1%}"
+    changes = {
+        "held-out accuracy": _change(before, after, "accuracy", percent=True),
+        "held-out reward": _change(before, after, "reward", percent=False),
+        "well-formed answers": _change(before, after, "well_formed", percent=True),
+    }
+    if changes["held-out accuracy"]:
+        changes["held-out reward"] = ""
+    rows: dict[str, Any] = {name: text for name, text in changes.items() if text}
     count = _result(after, "count")
-    if count is not None and "held-out accuracy" in rows:
-        rows["held-out accuracy"] += f" on {count:.0f} prompts"
+    if count is not None and rows:
+        rows[next(iter(rows))] += f" on {count:.0f} prompts"
     for label, name in (
         ("samples", "samples.txt"),
         ("curves", "report.html"),
@@ -224,6 +230,15 @@ def summary(
         if (run_dir / name).exists():
             rows[label] = run_dir / name
     return "\n".join([f"done: {steps} steps{took}", *_table(rows)])
+
+
+def _change(before: _Metrics | None, after: _Metrics | None, key: str, *, percent: bool) -> str:
+    old, new = _result(before, key), _result(after, key)
+    shown = ["" if x is None else f"{x:.1%}" if percent else f"{x:.3f}" for x in (old, new)]
+    if old is None or new is None:
+        return "".join(shown)
+    gain = f"{(new - old) * 100:+.1f} points" if percent else f"{new - old:+.3f}"
+    return f"{shown[0]} → {shown[1]} ({gain})"
 
 
 def _result(results: _Metrics | None, key: str) -> float | None:

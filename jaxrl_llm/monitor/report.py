@@ -21,8 +21,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl_llm.errors import RunDirectoryError
-from jaxrl_llm.monitor.charts import Chart, Series, draw, number, smoothing_window
-from jaxrl_llm.monitor.curves import Rows, charts, heldout, result_value
+from jaxrl_llm.monitor.charts import Chart, Number, draw, number, smoothing_window
+from jaxrl_llm.monitor.curves import Rows, charts, heldout, heldout_key, result_value
 from jaxrl_llm.monitor.progress import duration
 from jaxrl_llm.monitor.samples import by_step, cut, read_samples, visible
 from jaxrl_llm.monitor.writers import read_metrics
@@ -79,7 +79,7 @@ def render(run_dir: pathlib.Path) -> str:
         "curves": _cards(cards) if rows else '<p class="card muted">No step has been made yet.</p>',
         "samples": _samples_html(samples),
         "settings": _settings(run_dir, extra),
-        "footer": f"{len(rows)} steps · made by jaxrl_llm from the files in this run’s directory",
+        "footer": "Made by jaxrl_llm from the files in this run’s directory.",
         "data": _script_json(data),
         "script_hash": f"sha256-{digest}",
         "script": script,
@@ -127,57 +127,65 @@ def _card(chart: Chart, svg: str, index: int) -> str:
 
 
 def _result(rows: Rows, results: Mapping[str, Any]) -> str:
-    accuracy = heldout(rows, results, "accuracy")
     formed = heldout(rows, results, "well_formed").values
-    tiles: dict[str, str] = {"steps": f"{results.get('steps', len(rows))}"}
-    if rows:
-        spent = [row["step_time"] for row in rows if math.isfinite(row.get("step_time", math.nan))]
-        tiles |= {"in training steps": duration(sum(spent))} if spent else {}
-        tokens = [row["num_tokens"] for row in rows if "num_tokens" in row]
-        tiles |= {"tokens": f"{tokens[-1]:,.0f}"} if tokens else {}
-        rewards = [row["reward"] for row in rows if math.isfinite(row.get("reward", math.nan))]
-        if len(rewards) >= 6:
-            first, last = (sum(part) / 3 for part in (rewards[:3], rewards[-3:]))
-            tiles["reward, first → last 3"] = f"{first:.3g} → {last:.3g}"
+    steps = rows[-1]["step"] if rows else 0
+    tiles: dict[str, str] = {"steps": str(results.get("steps", steps))}
+    spent = [row["step_time"] for row in rows if math.isfinite(row.get("step_time", math.nan))]
+    tiles |= {"in training steps": duration(sum(spent))} if spent else {}
+    tokens = [row["num_tokens"] for row in rows if "num_tokens" in row]
+    tiles |= {"tokens": f"{tokens[-1]:,.0f}"} if tokens else {}
+    rewards = [row["reward"] for row in rows if math.isfinite(row.get("reward", math.nan))]
+    if len(rewards) >= 6:
+        first, last = (sum(part) / 3 for part in (rewards[:3], rewards[-3:]))
+        tiles["reward, first → last 3"] = f"{first:.3g} → {last:.3g}"
     if formed:
-        tiles["well-formed answers"] = " → ".join(
-            number(v, True) for v in dict.fromkeys((formed[0], formed[-1]))
-        )
+        ends = dict.fromkeys((formed[0], formed[-1]))
+        tiles["well-formed answers"] = " → ".join(number(value, True) for value in ends)
     cells = "".join(
         f'<div class="tile"><b>{_text(v)}</b><span>{_text(k)}</span></div>'
         for k, v in tiles.items()
     )
-    count = result_value(results, "after", "count")
     return (
-        f'<div class="card result"><div>{_before_after(accuracy, count)}</div>'
+        f'<div class="card result"><div>{_before_after(rows, results)}</div>'
         f'<div class="tiles">{cells}</div></div>'
     )
 
 
-def _before_after(accuracy: Series, count: Any) -> str:
+def _before_after(rows: Rows, results: Mapping[str, Any]) -> str:
     """The two numbers that count, with a bar from the one to the other."""
-    known = [p for p in zip(accuracy.steps, accuracy.values, strict=True) if math.isfinite(p[1])]
+    key = heldout_key(rows, results)
+    curve = heldout(rows, results, key)
+    known = [p for p in zip(curve.steps, curve.values, strict=True) if math.isfinite(p[1])]
     if not known:
         return '<h3>Held-out accuracy</h3><p class="muted">Not measured yet.</p>'
+    percent = key == "accuracy"
     (first, old), (last, new) = known[0], known[-1]
+    count = results.get("heldout_count", result_value(results, "after", "count"))
+    prompts = f" on {number(count)} prompts" if isinstance(count, int | float) else ""
     start = "before training" if first == 0 else f"step {first}"
-    prompts = f" on {number(count)} prompts" if count is not None else ""
+    title = f"<h3>Held-out {key}{prompts}</h3>"
     if len(known) == 1:
         return (
-            f'<h3>Held-out accuracy{prompts}</h3><div class="big">{number(new, True)}</div>'
-            f'<div class="track"><i class="base" style="width:{100 * new:.1f}%"></i></div>'
-            f'<span class="muted">{start}</span>'
+            f'{title}<div class="big">{number(new, percent)}</div>'
+            f'{_track(new, new) if percent else ""}<span class="muted">{start}</span>'
         )
     word = "up" if new >= old else "down"
-    left, width = 100 * min(old, new), 100 * abs(new - old)
+    gain = f"{100 * (new - old):+.1f} points" if percent else f"{new - old:+.4g}"
     return (
-        f"<h3>Held-out accuracy{prompts}</h3>"
-        f'<div class="big"><span class="from">{number(old, True)}</span>'
-        f'<span class="arrow">→</span>{number(new, True)}</div>'
+        f'{title}<div class="big"><span class="from">{number(old, percent)}</span>'
+        f'<span class="arrow">→</span>{number(new, percent)}</div>'
+        f'{_track(old, new) if percent else ""}<span class="{word}-text">{gain}</span> '
+        f'<span class="muted">{start} → step {last}</span>'
+    )
+
+
+def _track(old: Number, new: Number) -> str:
+    """A bar of 100 % with the change from one share to another."""
+    left, width = 100 * min(old, new), 100 * abs(new - old)
+    word = "up" if new >= old else "down"
+    return (
         f'<div class="track"><i class="base" style="width:{left:.1f}%"></i>'
         f'<i class="{word}" style="left:{left:.1f}%;width:{width:.1f}%"></i></div>'
-        f'<span class="{word}-text">{100 * (new - old):+.1f} points</span> '
-        f'<span class="muted">{start} → step {last}</span>'
     )
 
 

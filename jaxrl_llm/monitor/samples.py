@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import math
 import os
 import pathlib
@@ -101,8 +102,8 @@ class SamplesWriter:
     """Writes the samples of a run.
 
     A sample is a dict with `prompt_id`, `sample` (its index in the group), `prompt`, `completion`,
-    `reward` (None: not judged), and perhaps `parts` (name → value), `advantage`, `finish_reason`
-    and `length` (tokens); anything else that is JSON is kept.
+    `reward` (None: not judged), and perhaps `parts` (name → value), `advantage`, `finish_reason`,
+    `length` (tokens) and `split` ("train" or "heldout"); anything else that is JSON is kept.
     """
 
     def __init__(self, run_dir: str | os.PathLike[str]):
@@ -128,8 +129,9 @@ class SamplesWriter:
         table = self.run_dir / TABLE_FILE
         part = table.with_name(table.name + ".part")
         with part.open("w", encoding="utf-8", newline="\n") as file:
-            for step, rows in by_step(self._lines.read()).items():
-                file.write(samples_table(step, rows) + "\n")
+            written = itertools.groupby(self._lines.read(), lambda r: (r["step"], r.get("split")))
+            for (step, _), rows in written:
+                file.write(samples_table(step, list(rows)) + "\n")
         os.replace(part, table)
 
     def close(self) -> None:
@@ -156,7 +158,9 @@ def samples_table(step: int, samples: Sequence[Sample]) -> str:
     ]
     names = _column_names(samples)
     widths = [max(cell_len(line[i]) for line in [names, *rows]) for i in range(len(names))]
-    lines = [f"step {step} · {len(samples)} samples"]
+    split = samples[0].get("split", "train") if samples else "train"
+    kind = "" if split == "train" else f" · {visible(str(split))}"
+    lines = [f"step {step}{kind} · {len(samples)} samples"]
     for row in [names, *rows]:
         cells = [
             _pad(cell, width) if name in ("prompt", "completion") else f"{cell:>{width}}"

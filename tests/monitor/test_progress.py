@@ -185,3 +185,15 @@ def test_summary_tells_before_and_after_and_names_only_what_is_there(tmp_path):
     assert "samples.txt" not in text
     assert "checkpoints" not in text
     assert summary(tmp_path / "none", steps=0) == "done: 0 steps"
+
+
+def test_without_accuracy_the_heldout_reward_is_shown(tmp_path):
+    rows = cells(show([(1, STEP), (2, STEP | {"eval/reward": -1.5})], evaluates=True))
+    assert [row["heldout"] for row in rows] == ["", "-1.500"]
+    rows = cells(show([(1, STEP | {"eval/reward": 0.5, "eval/accuracy": 0.25})]))
+    assert rows[0]["heldout"] == "25.0%"
+    text = summary(tmp_path, steps=1, before={"reward": -1.5}, after={"reward": 0.5, "count": 10})
+    assert "held-out reward  -1.500 → 0.500 (+2.000) on 10 prompts" in text
+    both = summary(tmp_path, steps=1, after={"reward": 0.5, "accuracy": 0.25})
+    assert "held-out accuracy  25.0%" in both
+    assert "reward" not in both

@@ -141,6 +141,24 @@ def test_the_page_shows_result_curves_samples_and_settings(tmp_path):
     assert heldout[1]["text"] == ["98.0%", "100.0%"]
 
 
+def test_without_accuracy_the_heldout_reward_tells_the_result(tmp_path):
+    run = make_run(tmp_path / "run", 2)
+    writer = MetricsWriter(run, tensorboard=False)
+    writer.write(0, {"eval/reward": -1.5})
+    writer.write(2, {"eval/reward": 0.5})
+    writer.close()
+    (run / "result.json").write_text('{"heldout_count": 10}')
+    seen = page(run)
+    for text in ("Held-out reward on 10 prompts", "-1.5", "+2", "before training → step 2"):
+        assert text in seen.text, text
+    assert "Held-out reward" in seen.texts["h3"]
+    assert "Held-out accuracy" not in seen.texts["h3"]
+    assert "eval/reward" not in seen.texts["h3"]
+    index = seen.texts["h3"][1:].index("Held-out reward")
+    assert seen.data["charts"][index]["labels"] == ["step 0", "step 2"]
+    assert seen.data["charts"][index]["series"][0]["text"] == ["-1.5", "0.5"]
+
+
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_short_runs_have_a_page(tmp_path, steps):
     seen = page(make_run(tmp_path / "run", steps))

@@ -71,6 +71,8 @@ def test_files_hold_every_sample_and_resume(tmp_path):
     writer = SamplesWriter(tmp_path)
     for step in (1, 2, 3):
         writer.write(step, [sample(i, completion=f"s{step}i{i}") for i in range(2)])
+        if step < 3:
+            writer.write(step, [sample(0, "held", split="heldout")])
     writer.close()
     before = (tmp_path / "samples.txt").read_text()
     with (tmp_path / "samples.jsonl").open("a") as file:
@@ -79,12 +81,14 @@ def test_files_hold_every_sample_and_resume(tmp_path):
         file.write("half a ta")
     resumed = SamplesWriter(tmp_path)
     resumed.truncate(after_step=2)
-    assert [row["step"] for row in read_samples(tmp_path)] == [1, 1, 2, 2]
+    assert [row["step"] for row in read_samples(tmp_path)] == [1, 1, 1, 2, 2, 2]
     resumed.write(3, [sample(i, completion=f"s3i{i}") for i in range(2)])
     resumed.close()
     assert (tmp_path / "samples.txt").read_text() == before
+    assert before.count("step 2 · 2 samples\n") == 1
+    assert before.count("step 2 · heldout · 1 samples\n") == 1
     assert [row["completion"] for row in read_samples(tmp_path)] == [
-        "s1i0", "s1i1", "s2i0", "s2i1", "s3i0", "s3i1",
+        "s1i0", "s1i1", "held", "s2i0", "s2i1", "held", "s3i0", "s3i1",
     ]  # fmt: skip
 
 
