@@ -138,8 +138,9 @@ def _choose_columns(metrics: _Metrics, evaluates: bool) -> list[Any]:
     after_reward = sum(column[2] in ("reward", "reward_std") for column in columns)
     if len(parts) > 1:  # a single one is the reward itself
         columns[after_reward:after_reward] = [
-            (name.split("/")[1][:8], 8, name, lambda x: f"{x:.3f}")
+            (label, max(6, len(label)), name, lambda x: f"{x:.3f}")
             for name in parts[:_MOST_REWARD_PARTS]
+            for label in [name.removeprefix("rewards/").removesuffix("/mean")[:11]]
         ]
     if evaluates or any(name in metrics for name in _HELDOUT_METRICS):
         columns.insert(after_reward, ("heldout", 7, _HELDOUT, lambda x: f"{x:.1%}"))
