@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from jaxrl_llm.algorithms.reductions import widened
 from jaxrl_llm.errors import RewardError
 
 
@@ -93,7 +94,7 @@ def group_advantages(
         valid: rows that were judged; all if None.
         ddof: 1 for the unbiased standard deviation (as verl and TRL), 0 for the population's.
     """
-    rewards, valid = _wide(rewards), _all_if_none(rewards, valid)
+    rewards, valid = widened(rewards), _all_if_none(rewards, valid)
     return mean_advantages(rewards, valid) / (_group_std(rewards, valid, ddof) + eps)
 
 
@@ -104,7 +105,7 @@ def mean_advantages(
 
     Source: Dr. GRPO, https://arxiv.org/abs/2503.20783, Section 3.2.
     """
-    rewards, valid = _wide(rewards), _all_if_none(rewards, valid)
+    rewards, valid = widened(rewards), _all_if_none(rewards, valid)
     return _where_informative(rewards - _group_mean(rewards, valid), rewards, valid)
 
 
@@ -115,7 +116,7 @@ def leave_one_out_advantages(
 
     Source: RLOO, https://arxiv.org/abs/2402.14740, Eq. 7.
     """
-    rewards, valid = _wide(rewards), _all_if_none(rewards, valid)
+    rewards, valid = widened(rewards), _all_if_none(rewards, valid)
     count = _group_count(rewards, valid)
     return mean_advantages(rewards, valid) * count / jnp.maximum(count - 1.0, 1.0)
 
@@ -127,7 +128,7 @@ def greedy_baseline_advantages(
 
     Source: ReMax, https://arxiv.org/abs/2310.10505, Eq. 6.
     """
-    rewards = _wide(rewards)
+    rewards = widened(rewards)
     difference = rewards - greedy_rewards[:, None].astype(rewards.dtype)
     return jnp.where(valid, difference, jnp.zeros_like(rewards))
 
@@ -141,7 +142,7 @@ def length_weighted_advantages(
 
     Source: OPO, https://arxiv.org/abs/2505.23585, Section 3.
     """
-    rewards = _wide(rewards)
+    rewards = widened(rewards)
     lengths = jnp.where(valid, lengths.astype(rewards.dtype), jnp.zeros_like(rewards))
     total = jnp.sum(lengths, axis=1, keepdims=True)
     weighted = _group_sum(rewards * lengths, valid)
@@ -163,7 +164,7 @@ def gpg_advantages(
 
     Source: GPG, https://arxiv.org/abs/2504.02546 (accurate gradient estimation).
     """
-    rewards, valid = _wide(rewards), _all_if_none(rewards, valid)
+    rewards, valid = widened(rewards), _all_if_none(rewards, valid)
     counted = valid & (_differs(rewards, valid) if gpg_factor == "informative" else rewards != 0.0)
     rows = jnp.sum(valid, dtype=rewards.dtype)
     factor = rows / jnp.maximum(jnp.sum(counted, dtype=rewards.dtype), 1.0)
@@ -187,7 +188,7 @@ def best_of_group_advantages(
     Args:
         normalize_std: divide by the group's standard deviation + eps, as verl does.
     """
-    rewards, valid = _wide(rewards), _all_if_none(rewards, valid)
+    rewards, valid = widened(rewards), _all_if_none(rewards, valid)
     judged = jnp.where(valid, rewards, -jnp.inf)
     best = jnp.max(judged, axis=1, keepdims=True)
     leads = valid & (judged == best)
@@ -210,7 +211,7 @@ def pass_at_k_advantages(
 
     Source: Pass@k Training, https://arxiv.org/abs/2508.10751 (analytical derivation).
     """
-    rewards, valid = _wide(rewards), _all_if_none(rewards, valid)
+    rewards, valid = widened(rewards), _all_if_none(rewards, valid)
     right = valid & (rewards > 0.0)
     count = _group_count(rewards, valid)
     wrong = _group_count(rewards, valid & ~right)
@@ -231,15 +232,11 @@ def maximum_likelihood_advantages(
 
     Source: MaxRL, https://arxiv.org/abs/2602.02710.
     """
-    rewards, valid = _wide(rewards), _all_if_none(rewards, valid)
+    rewards, valid = widened(rewards), _all_if_none(rewards, valid)
     mean = _group_mean(rewards, valid)
     scale = jnp.where(mean > 0.0, mean + eps, jnp.ones_like(mean))
     centred = mean_advantages(rewards, valid)
     return jnp.where(mean > 0.0, centred / scale, jnp.zeros_like(rewards))
-
-
-def _wide(values):
-    return values.astype(jnp.promote_types(values.dtype, jnp.float32))
 
 
 def _all_if_none(rewards, valid):

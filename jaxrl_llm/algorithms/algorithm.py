@@ -32,6 +32,7 @@ from jaxrl_llm.algorithms.reductions import (
     on_mask,
     reduction_count,
     reduction_sum,
+    widened,
 )
 from jaxrl_llm.algorithms.requirements import ADVANTAGES, Requirements, setting_defaults
 from jaxrl_llm.algorithms.returns import spread, task_normalized, terminal_rewards
@@ -330,7 +331,8 @@ class Algorithm(Requirements):
         """Everything an objective can read, finite everywhere and in one dtype."""
         mask = batch.mask
         given = (logp, batch.advantages, batch.logp_sampler, batch.logp_old, batch.logp_ref)
-        dtype = jnp.result_type(jnp.float32, *(x.dtype for x in given if x is not None))
+        narrow = all(x is None or x.dtype != jnp.float64 for x in given)
+        dtype = jnp.float32 if narrow else jnp.float64
         logp, advantages, sampler, old, ref = (
             None if x is None else on_mask(x, mask).astype(dtype) for x in given
         )
@@ -406,8 +408,7 @@ def _wide(values):
     """A jax array of at least float32; None stays None."""
     if values is None:
         return None
-    values = jnp.asarray(values)
-    return values.astype(jnp.promote_types(values.dtype, jnp.float32))
+    return widened(jnp.asarray(values))
 
 
 def _token_metric(values, mask):

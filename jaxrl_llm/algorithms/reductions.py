@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 Reduction = Literal["token_mean", "sequence_mean", "sequence_sum", "constant"]
 REDUCTIONS: tuple[str, ...] = ("token_mean", "sequence_mean", "sequence_sum", "constant")
+_BLOCK = 256
 
 
 @struct.dataclass
@@ -35,6 +36,14 @@ class Counts:
     sequences: Int[Array, ""]
 
 
+def widened(values: Float[Array, "*S"]) -> Float[Array, "*S"]:
+    """`values` in at least float32: promoted where narrower, never demoted.
+
+    Source: mixed-precision training, https://arxiv.org/abs/1710.03740, Section 3.
+    """
+    return values if values.dtype == jnp.float64 else values.astype(jnp.float32)
+
+
 def on_mask(values: Float[Array, "N T"], mask: Bool[Array, "N T"]) -> Float[Array, "N T"]:
     """`values` where trained on and 0 elsewhere, in at least float32.
 
@@ -43,8 +52,8 @@ def on_mask(values: Float[Array, "N T"], mask: Bool[Array, "N T"]) -> Float[Arra
 
     Source: the double-where rule, https://docs.jax.dev/en/latest/faq.html.
     """
-    wide = jnp.promote_types(values.dtype, jnp.float32)
-    return jnp.where(mask, values.astype(wide), jnp.zeros((), wide))
+    values = widened(values)
+    return jnp.where(mask, values, jnp.zeros_like(values))
 
 
 def sequence_total(
@@ -54,28 +63,16 @@ def sequence_total(
 ) -> Float[Array, "N T"]:
     """At every position, the sum of the masked values of the sequence that it belongs to.
 
-    Two segmented scans rather than a scatter: the order of additions is fixed, so the result and
-    its gradient are the same on every run and device, and the result is equal bit for bit at all
-    positions of a sequence.
+    All pairs of positions in a row are compared, a block at a time. Unlike a scatter this adds in
+    one fixed order: results and gradients repeat bit for bit, and are equal at all positions of a
+    sequence.
 
-    Source: segmented scans, https://www.cs.cmu.edu/~guyb/papers/Ble93.pdf.
+    Source: |o_i| and Σ_t of GRPO, https://arxiv.org/abs/2402.03300, Eq. 3.
     """
     values = on_mask(values, mask)
     if segment_ids is None:
         return jnp.broadcast_to(jnp.sum(values, axis=1, keepdims=True), values.shape)
-    edge = segment_ids[:, 1:] != segment_ids[:, :-1]
-    outer = jnp.ones((values.shape[0], 1), bool)
-    starts = jnp.concatenate([outer, edge], axis=1)
-    ends = jnp.concatenate([edge, outer], axis=1)
-
-    def add(left, right):
-        (left_sum, left_edge), (right_sum, right_edge) = left, right
-        return jnp.where(right_edge, right_sum, left_sum + right_sum), left_edge | right_edge
-
-    running, _ = jax.lax.associative_scan(add, (values, starts), axis=1)
-    last = jnp.where(ends, running, jnp.zeros_like(running))
-    total, _ = jax.lax.associative_scan(add, (last, ends), axis=1, reverse=True)
-    return total
+    return _segment_sum(values, segment_ids)
 
 
 def sequence_length(
@@ -111,24 +108,14 @@ def sequence_maximum(
 ) -> Float[Array, "N T"]:
     """At every position, the largest masked value of its sequence, for values ≥ 0; 0 if none.
 
-    Source: segmented scans, https://www.cs.cmu.edu/~guyb/papers/Ble93.pdf.
+    Carries no gradient.
+
+    Source: the sequence maximum of https://richardli.xyz/rl-collapse.
     """
     values = on_mask(values, mask)
     if segment_ids is None:
         return jnp.broadcast_to(jnp.max(values, axis=1, keepdims=True), values.shape)
-    edge = segment_ids[:, 1:] != segment_ids[:, :-1]
-    outer = jnp.ones((values.shape[0], 1), bool)
-
-    def larger(left, right):
-        (left_max, left_edge), (right_max, right_edge) = left, right
-        most = jnp.where(right_edge, right_max, jnp.maximum(left_max, right_max))
-        return most, left_edge | right_edge
-
-    starts = jnp.concatenate([outer, edge], axis=1)
-    ends = jnp.concatenate([edge, outer], axis=1)
-    before, _ = jax.lax.associative_scan(larger, (values, starts), axis=1)
-    after, _ = jax.lax.associative_scan(larger, (values, ends), axis=1, reverse=True)
-    return jnp.maximum(before, after)
+    return jax.lax.stop_gradient(_over_segments(jnp.max, values, segment_ids))
 
 
 def sequence_marks(
@@ -232,3 +219,35 @@ def reduce_terms(
     counts = batch_counts(mask, segment_ids)
     count = reduction_count(counts, reduction=reduction, constant=constant, dtype=total.dtype)
     return total, count
+
+
+def _over_segments(reduce, values, segment_ids):
+    """`reduce` over the values that share a row and a segment with each position."""
+    rows, columns = values.shape
+
+    def block(segments):
+        same = segments[:, :, None] == segment_ids[:, None, :]
+        return reduce(jnp.where(same, values[:, None, :], jnp.zeros((), values.dtype)), axis=2)
+
+    if columns <= 2 * _BLOCK:
+        return block(segment_ids)
+    filled = jnp.pad(segment_ids, ((0, 0), (0, -columns % _BLOCK)))
+    blocks = filled.reshape(rows, -1, _BLOCK).swapaxes(0, 1)
+    return jax.lax.map(block, blocks).swapaxes(0, 1).reshape(rows, -1)[:, :columns]
+
+
+@jax.custom_vjp
+def _segment_sum(values, segment_ids):
+    return _over_segments(jnp.sum, values, segment_ids)
+
+
+def _segment_sum_forward(values, segment_ids):
+    return _segment_sum(values, segment_ids), segment_ids
+
+
+def _segment_sum_backward(segment_ids, cotangent):
+    # "Shares a segment with" is symmetric: the sum is its own transpose.
+    return _segment_sum(cotangent, segment_ids), None
+
+
+_segment_sum.defvjp(_segment_sum_forward, _segment_sum_backward)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.algorithms.advantages import group_advantages, mean_advantages
-from jaxrl_llm.algorithms.reductions import on_mask
+from jaxrl_llm.algorithms.reductions import on_mask, widened
 
 
 def terminal_rewards(rewards: Float[Array, " N"], mask: Bool[Array, "N T"]) -> Float[Array, "N T"]:
@@ -26,7 +26,7 @@ def terminal_rewards(rewards: Float[Array, " N"], mask: Bool[Array, "N T"]) -> F
 
     A row without a chosen token has no place for its reward.
     """
-    rewards = rewards.astype(jnp.promote_types(rewards.dtype, jnp.float32))
+    rewards = widened(rewards)
     later = jnp.cumsum(mask[:, ::-1], axis=1, dtype=jnp.int32)[:, ::-1]
     last = mask & (later == 1)
     return jnp.where(last, rewards[:, None], jnp.zeros((), rewards.dtype))
@@ -166,7 +166,7 @@ def decoupled_reward_advantages(
 
     Source: GDPO, https://arxiv.org/abs/2601.05242.
     """
-    total = jnp.zeros(reward_parts.shape[:2], jnp.promote_types(reward_parts.dtype, jnp.float32))
+    total = jnp.zeros(reward_parts.shape[:2], widened(reward_parts).dtype)
     for part in range(reward_parts.shape[2]):
         one = group_advantages(reward_parts[:, :, part], valid, ddof=ddof, eps=eps)
         total = total + reward_weights[part].astype(total.dtype) * one
