@@ -32,6 +32,8 @@ def load_gguf(
     """
     file = path if isinstance(path, GGUFFile) else GGUFFile(path)
     config = config_from_gguf(file)
+    for name in file.tensors:
+        file.check_kind(name)
     heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}
 
     def read(name: str) -> np.ndarray:
@@ -42,7 +44,7 @@ def load_gguf(
     params = build_params(
         config,
         NAMES[config.family],
-        file.tensors,
+        {name: tensor.shape for name, tensor in file.tensors.items()},
         read,
         dtype=dtype,
         shardings=shardings,
@@ -64,60 +66,56 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
             got=repr(architecture),
             expected="one of " + ", ".join(NAMES),
         )
-    prefix = f"{architecture}."
+    prefix, source = f"{architecture}.", file.path.name
     values = {k.removeprefix(prefix): v for k, v in file.metadata.items() if k.startswith(prefix)}
-    need = _Needed(values, prefix, file.path.name)
-    heads, width = need("attention.head_count"), need("embedding_length")
-    if "token_embd.weight" not in file.tensors:
-        raise ModelError(f"{file.path.name} lacks tensor token_embd.weight of the model")
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise ModelError(f"{source} lacks tensor token_embd.weight of the model")
     fields = {
-        "vocab_size": file.tensors["token_embd.weight"].shape[0],
-        "hidden_size": width,
-        "intermediate_size": need("feed_forward_length"),
-        "num_layers": need("block_count"),
-        "num_heads": heads,
-        "num_kv_heads": values.get("attention.head_count_kv", heads),
-        "head_dim": values.get("attention.key_length", width // max(heads, 1)),
-        "max_position_embeddings": need("context_length"),
-        "rms_norm_eps": need("attention.layer_norm_rms_epsilon"),
-        "rope_theta": values.get("rope.freq_base", 10000.0),
-        "tie_word_embeddings": "output.weight" not in file.tensors,
+        field: _positive(values, key, default, prefix, source)
+        for key, (field, default) in _FIELDS.items()
     }
-    for name in ("num_heads", "num_kv_heads", "head_dim"):
-        if not isinstance(fields[name], int) or fields[name] < 1:
-            raise ModelError(f"{file.path.name} has an unusable {name}", got=fields[name])
+    fields["num_kv_heads"] = fields["num_kv_heads"] or fields["num_heads"]
+    fields["head_dim"] = fields["head_dim"] or fields["hidden_size"] // fields["num_heads"]
     if fields["num_heads"] % fields["num_kv_heads"]:
         raise ModelError(
-            f"{file.path.name} has query heads that its key heads don't divide",
-            got=f"{heads} and {fields['num_kv_heads']}",
+            f"{source} has query heads that its key heads don't divide",
+            got=f"{fields['num_heads']} and {fields['num_kv_heads']}",
         )
-    _refuse_unknown(values, fields, prefix, file.path.name)
-    return ModelConfig(**fields, family=architecture)
+    _refuse_unknown(values, fields, prefix, source)
+    return ModelConfig(
+        **fields,
+        vocab_size=embedding.shape[0],
+        tie_word_embeddings="output.weight" not in file.tensors,
+        family=architecture,
+    )
 
 
-class _Needed:
-    """Looks a key up, or says which one is missing."""
+def _positive(values: Mapping[str, Any], key: str, default: Any, prefix: str, source: str) -> Any:
+    if key not in values:
+        if default is _NEEDED:
+            raise ModelError(f"the metadata of {source} has no {prefix}{key}")
+        return default
+    value = values[key]
+    kinds = float if key in _REALS else int
+    if not isinstance(value, kinds) or isinstance(value, bool) or not value > 0:
+        raise ModelError(f"{prefix}{key} of {source} is unusable", got=repr(value))
+    return value
 
-    def __init__(self, values: Mapping[str, Any], prefix: str, source: str):
-        self.values, self.prefix, self.source = values, prefix, source
 
-    def __call__(self, key: str) -> Any:
-        if key not in self.values:
-            raise ModelError(f"the metadata of {self.source} has no {self.prefix}{key}")
-        return self.values[key]
-
-
-_USED = {
-    "attention.head_count",
-    "attention.head_count_kv",
-    "attention.key_length",
-    "attention.layer_norm_rms_epsilon",
-    "block_count",
-    "context_length",
-    "embedding_length",
-    "feed_forward_length",
-    "rope.freq_base",
-    "vocab_size",
+_NEEDED = object()
+_REALS = {"attention.layer_norm_rms_epsilon", "rope.freq_base"}
+# Key → field of ModelConfig, and its value where the key is absent (None: follows from the others).
+_FIELDS = {
+    "embedding_length": ("hidden_size", _NEEDED),
+    "feed_forward_length": ("intermediate_size", _NEEDED),
+    "block_count": ("num_layers", _NEEDED),
+    "attention.head_count": ("num_heads", _NEEDED),
+    "attention.head_count_kv": ("num_kv_heads", None),
+    "attention.key_length": ("head_dim", None),
+    "context_length": ("max_position_embeddings", _NEEDED),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", _NEEDED),
+    "rope.freq_base": ("rope_theta", 10000.0),
 }
 
 
@@ -132,7 +130,7 @@ def _refuse_unknown(values, fields, prefix: str, source: str) -> None:
         "attention.causal": True,
     }
     for key, value in values.items():
-        if key in _USED:
+        if key in _FIELDS or key == "vocab_size":
             continue
         if key not in harmless:
             raise ModelError(

@@ -62,6 +62,13 @@ class GGUFFile:
         Raises:
             ModelError: it is of a type that we don't read.
         """
+        self.check_kind(name)
+        tensor = self.tensors[name]
+        data = np.asarray(self._data[tensor.start : tensor.start + tensor.size])
+        return DEQUANTISERS[tensor.kind](data).reshape(tensor.shape)
+
+    def check_kind(self, name: str) -> None:
+        """Raise ModelError if a tensor is of a type that we don't read."""
         tensor = self.tensors[name]
         if tensor.kind not in DEQUANTISERS:
             raise ModelError(
@@ -70,8 +77,6 @@ class GGUFFile:
                 expected="one of " + ", ".join(kind.name for kind in DEQUANTISERS),
                 hint="another quantisation of the model, or its HF folder",
             )
-        data = np.asarray(self._data[tensor.start : tensor.start + tensor.size])
-        return DEQUANTISERS[tensor.kind](data).reshape(tensor.shape)
 
 
 class _Damaged(Exception):

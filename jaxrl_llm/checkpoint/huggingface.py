@@ -62,11 +62,12 @@ def load_params(
     folder = pathlib.Path(folder)
     shards = _Shards(folder)
     names = NAMES[config.family]
-    available = {name for name in shards.files if not _is_ignored(name)}
+    available = {name: shape for name, shape in shards.shapes.items() if not _is_ignored(name)}
     head = names["head"]
     if config.tie_word_embeddings and head in available:  # some writers store a tied head twice
-        available.discard(head)
-        if not np.array_equal(shards.read(head), shards.read(names["embed"])):
+        del available[head]
+        same = names["embed"] in available
+        if not (same and np.array_equal(shards.read(head), shards.read(names["embed"]))):
             raise ModelError(
                 f"{folder} has a tied output head that differs from the embedding",
                 got=f"{head} beside tie_word_embeddings = true",
@@ -78,11 +79,21 @@ def load_params(
 
 
 class _Shards:
-    """The tensors of a folder by name, whichever file they are in."""
+    """The tensors of a folder by name, whichever file they are in.
+
+    Attributes:
+        files: name → file.
+        shapes: name → shape, as the files themselves say.
+    """
 
     def __init__(self, folder: pathlib.Path):
         self.folder = folder
         self.files = self._indexed() if (folder / _INDEX).is_file() else self._single()
+        self.shapes = {
+            name: shape
+            for file in sorted(set(self.files.values()))
+            for name, shape in self._shapes_in(file)
+        }
 
     def _single(self) -> dict[str, str]:
         if not (self.folder / _WEIGHTS).is_file():
@@ -118,18 +129,23 @@ class _Shards:
                 hint="fetch the file again",
             ) from error
 
-    def read(self, name: str) -> np.ndarray:
-        file = self.files[name]
+    def _shapes_in(self, file: str) -> Iterator[tuple[str, tuple[int, ...]]]:
         with self._open(file) as opened:
-            if name not in opened.keys():  # noqa: SIM118 - it is not a mapping
-                raise ModelError(f"{file} lacks tensor {name}, which {_INDEX} says it holds")
-            kind = opened.get_slice(name).get_dtype()
-            if kind not in _FLOATS:
-                raise ModelError(
-                    f"tensor {name} of {file} is of a type that is not supported",
-                    got=kind,
-                    expected="one of " + ", ".join(_FLOATS),
-                )
+            held = set(opened.keys())
+            for name in (name for name, where in self.files.items() if where == file):
+                if name not in held:
+                    raise ModelError(f"{file} lacks tensor {name}, which {_INDEX} says it holds")
+                part = opened.get_slice(name)
+                if part.get_dtype() not in _FLOATS and not _is_ignored(name):
+                    raise ModelError(
+                        f"tensor {name} of {file} is of a type that is not supported",
+                        got=part.get_dtype(),
+                        expected="one of " + ", ".join(_FLOATS),
+                    )
+                yield name, tuple(part.get_shape())
+
+    def read(self, name: str) -> np.ndarray:
+        with self._open(self.files[name]) as opened:
             return opened.get_tensor(name)
 
 
@@ -139,7 +155,7 @@ def save_folder(
     config: ModelConfig,
     tokenizer: Tokenizer,
     *,
-    max_shard_bytes: float = 5e9,
+    max_shard_bytes: int | float = 5e9,
 ) -> pathlib.Path:
     """Write a model as a HF folder that `transformers` loads, in the dtype of `params`.
 
@@ -219,7 +235,9 @@ def _write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_weights(folder: pathlib.Path, params: Params, config: ModelConfig, limit: float) -> None:
+def _write_weights(
+    folder: pathlib.Path, params: Params, config: ModelConfig, limit: int | float
+) -> None:
     sizes = _tensor_sizes(params, config)
     shards: list[list[str]] = [[]]
     room = limit

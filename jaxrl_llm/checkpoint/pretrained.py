@@ -114,7 +114,7 @@ def resolve(name_or_path: str | pathlib.Path, *, weights: bool = True) -> Locate
     if name in EMBEDDED:
         return Located(name, _embedded_file(EMBEDDED[name]), "gguf")
     path = pathlib.Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         return Located(name, path, "folder")
     if path.is_file():
         if path.suffix != ".gguf":

@@ -8,7 +8,7 @@ layer's number goes: ``{"embed": "model.embed_tokens.weight", "layers.q": "model
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -43,7 +43,7 @@ def tensor_names(config: ModelConfig, names: Mapping[str, str]) -> dict[str, lis
 def build_params(
     config: ModelConfig,
     names: Mapping[str, str],
-    available: Collection[str],
+    available: Mapping[str, tuple[int, ...]],
     read: Reader,
     *,
     dtype: DTypeLike,
@@ -54,7 +54,7 @@ def build_params(
 
     Args:
         names: the name map of the model's family for this kind of file.
-        available: the names of all tensors in the file; each has to find its leaf.
+        available: name and shape of every tensor in the file; each has to find its leaf.
         read: gives a tensor of floats by its name in the file.
         shardings: a pytree like the parameters with where each leaf goes; None: default device.
         source: what the errors call the file.
@@ -62,30 +62,36 @@ def build_params(
     Raises:
         ModelError: a tensor is missing, left over, or of another shape than `config` says.
     """
+    _check_tensors(config, names, available, source)
     wanted = tensor_names(config, names)
-    _check_names({name for group in wanted.values() for name in group}, set(available), source)
     placed: Params = {"layers": {}}
     for leaf, shape in leaf_shapes(config).items():
         group, _, key = leaf.rpartition(".")
         stacked = np.empty(shape, jnp.dtype(dtype))
         parts = stacked if group else stacked[None]
         for part, name in zip(parts, wanted[leaf], strict=True):
-            tensor = read(name)
-            if tensor.shape != part.shape:
-                raise ModelError(
-                    f"tensor {name} of {source} has the wrong shape",
-                    got=tensor.shape,
-                    expected=f"{part.shape} by its configuration",
-                )
-            part[...] = tensor.astype(dtype, copy=False)
+            part[...] = read(name).astype(dtype, copy=False)
         where = None if shardings is None else (shardings[group] if group else shardings)[key]
         target = placed[group] if group else placed
         target[key] = jnp.asarray(stacked) if where is None else jax.device_put(stacked, where)
     return placed
 
 
-def _check_names(wanted: set[str], available: set[str], source: object) -> None:
-    missing, left_over = sorted(wanted - available), sorted(available - wanted)
+def _check_tensors(config, names, available: Mapping[str, tuple[int, ...]], source: object) -> None:
+    """Before anything is allocated: the configuration may promise more than there is."""
+    if config.num_layers > len(available):
+        raise ModelError(
+            f"{source} holds fewer tensors than its configuration has layers",
+            got=f"{len(available)} tensors, {config.num_layers} layers",
+        )
+    wanted, leaves = tensor_names(config, names), leaf_shapes(config)
+    shapes = {
+        name: leaves[leaf][1:] if leaf.startswith("layers.") else leaves[leaf]
+        for leaf, group in wanted.items()
+        for name in group
+    }
+    missing = sorted(shapes.keys() - available.keys())
+    left_over = sorted(available.keys() - shapes.keys())
     if missing:
         raise ModelError(f"{source} lacks {_count(missing)} of the model")
     if left_over:
@@ -93,6 +99,13 @@ def _check_names(wanted: set[str], available: set[str], source: object) -> None:
             f"{source} holds {_count(left_over)} that the model has no place for",
             hint="a model of a supported family; this one has a trait that config.json hides",
         )
+    for name, shape in shapes.items():
+        if tuple(available[name]) != shape:
+            raise ModelError(
+                f"tensor {name} of {source} has the wrong shape",
+                got=tuple(available[name]),
+                expected=f"{shape} by its configuration",
+            )
 
 
 def _count(names: list[str]) -> str:
