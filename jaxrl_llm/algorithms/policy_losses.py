@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt
 
 from jaxrl_llm.algorithms import covariance
 from jaxrl_llm.algorithms.ratios import bounded_exp
@@ -197,7 +197,9 @@ def divergence_mask_kl(
     """
     now, base = jnp.exp(jax.lax.stop_gradient(logp)), jnp.exp(logp_base)
     kept = base * (logp_base - jax.lax.stop_gradient(logp))
-    rest = (1.0 - base) * jnp.log((1.0 - base + 1e-8) / (1.0 - now + 1e-8))
+    # A probability may exceed 1 by its rounding.
+    base_rest, now_rest = jnp.maximum(1.0 - base, 0.0), jnp.maximum(1.0 - now, 0.0)
+    rest = base_rest * jnp.log((base_rest + 1e-8) / (now_rest + 1e-8))
     divergence = kept + rest
     low = (advantages <= 0) & (divergence > divergence_low) & (now < base)
     high = (advantages > 0) & (divergence > divergence_high) & (now > base)
@@ -223,7 +225,7 @@ def clip_covariance(
     log_ratio: Float[Array, "N T"],
     logp: Float[Array, "N T"],
     advantages: Float[Array, "N T"],
-    scores: Int[Array, "N T"],
+    scores: UInt[Array, "N T"],
     stats: covariance.BatchStats,
     *,
     clip_low: float = 0.2,

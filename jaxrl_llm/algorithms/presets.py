@@ -151,11 +151,7 @@ def resolve(
             or a combination that would mean nothing.
     """
     row = _find(config.name)
-    given = {
-        field.name: getattr(config, field.name)
-        for field in dataclasses.fields(config)
-        if field.name != "name" and getattr(config, field.name) is not None
-    }
+    given = _given(config)
     check_ranges(given, _CHOICES)
     settings = readable(row, given)
     for name, value in given.items():
@@ -167,7 +163,7 @@ def resolve(
             )
     settings |= {name: value for name, value in given.items() if name in settings}
     if settings["reduction"] == "constant" and settings["constant"] is None:
-        settings["constant"] = max_tokens
+        settings["constant"] = None if max_tokens is None else float(max_tokens)
     check_ranges(settings, _CHOICES)
     _check_together(config.name, row, settings, group_size)
     return Algorithm(config.name, settings)
@@ -235,6 +231,17 @@ def _readable_corrections(chosen: Mapping[str, Any]) -> dict[str, Any]:
         if rejection.endswith("k1"):
             settings["rejection_low"] = None
     return settings
+
+
+def _given(config: AlgoConfig) -> dict[str, Any]:
+    """The settings that a config makes; any number stands for the float that it means."""
+    given = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name != "name" and value is not None:
+            number = isinstance(value, (int, float)) and field.type.startswith("float")
+            given[field.name] = float(value) if number else value
+    return given
 
 
 def _find(name: str) -> Preset:

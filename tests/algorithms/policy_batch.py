@@ -88,12 +88,12 @@ def ragged_batch(rows: int, columns: int, seed: int) -> tuple[Batch, dict[str, n
         segment_ids=inside.astype(int),
         mask=mask,
         advantages=np.where(mask, np.repeat(rng.normal(size=(rows, 1)), columns, 1), 0.0),
-        logp_sampler=old + rng.normal(0, 0.3, mask.shape),
+        logp_sampler=np.minimum(old + rng.normal(0, 0.3, mask.shape), -0.01),
         logp_old=old,
-        logp_ref=old + rng.normal(0, 0.3, mask.shape),
+        logp_ref=np.minimum(old + rng.normal(0, 0.3, mask.shape), -0.01),
     )
     model = {
-        "logp": old + rng.normal(0, 0.3, mask.shape),
+        "logp": np.minimum(old + rng.normal(0, 0.3, mask.shape), -0.01),
         "entropy": rng.uniform(0.0, 2.0, mask.shape),
         "staleness": rng.integers(0, 4, mask.shape),
     }
