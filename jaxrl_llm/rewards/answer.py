@@ -89,13 +89,14 @@ def same_answer(stated: str, answer: Any) -> bool:
     34, 34.0, 034 and +34 are one number, 33.999 another. Text is compared without case and with
     runs of white space as one space.
     """
-    left, right = _strip_markup(stated), _strip_markup(_answer_text(answer))
+    left, right = _strip_markup(stated), _strip_markup(answer_text(answer))
     if _NUMBER.fullmatch(left) and _NUMBER.fullmatch(right):
         return decimal.Decimal(left.replace(",", "")) == decimal.Decimal(right.replace(",", ""))
     return " ".join(left.split()).casefold() == " ".join(right.split()).casefold()
 
 
-def _answer_text(answer: Any) -> str:
+def answer_text(answer: Any) -> str:
+    """A right answer of a data source as text; ValueError unless it is text or a number."""
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):
         raise ValueError(f"the answer {answer!r} is neither text nor a number")
     if isinstance(answer, int):
@@ -156,7 +157,7 @@ def _leading(text: str) -> str | None:
 
 
 def _whole(answer: Any) -> str:
-    text = _answer_text(answer).strip()
+    text = answer_text(answer).strip()
     if not re.fullmatch(r"-?[0-9]+", text):
         raise ValueError(f"the answer {answer!r} is not a whole number")
     return text
