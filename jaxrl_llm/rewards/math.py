@@ -76,18 +76,11 @@ class MathReward:
 @functools.cache
 def _workers(cpu_s: float) -> Workers:
     return Workers(
-        "jaxrl_llm.rewards.math:compare",
+        "jaxrl_llm.rewards.math_answers:compare",
         count=os.cpu_count() or 1,
         cpu_s=cpu_s,
         memory_bytes=_MEMORY_BYTES,
     )
-
-
-def compare(request: bytes) -> bytes:
-    """What a worker does: `[stated, right]` as JSON → `true` or `false`."""
-    from jaxrl_llm.rewards.math_answers import same_mathematics
-
-    return json.dumps(same_mathematics(*json.loads(request))).encode()
 
 
 math_answer = MathReward()

@@ -15,12 +15,14 @@ unfinished
 
 from __future__ import annotations
 
+import json
 import re
 
 from jaxrl_llm.rewards.math_equality import equal, proportional
 from jaxrl_llm.rewards.math_parser import NotMathematics, parse
 from jaxrl_llm.rewards.math_units import without_unit
 
+_MOST_CHARACTERS = 2000
 _MOST_PARTS = 64
 _MOST_DEPTH = 20
 _TEXT = re.compile(
@@ -53,11 +55,21 @@ _ATOMIC = re.compile(
 
 
 def same_mathematics(stated: str, right: str) -> bool:
-    """Whether a stated answer is the right one; see the module for what counts as the same."""
+    """Whether a stated answer is the right one; see the module for what counts as the same.
+
+    Answers of more than 2,000 characters are compared as text.
+    """
+    if max(len(stated), len(right)) > _MOST_CHARACTERS:
+        return _plain(stated) == _plain(right)
     try:
         return _same(_clean(stated), _clean(right), 0)
     except (NotMathematics, RecursionError):
         return False
+
+
+def compare(request: bytes) -> bytes:
+    """What a worker is asked: `[stated, right]` as JSON → `true` or `false`."""
+    return json.dumps(same_mathematics(*json.loads(request))).encode()
 
 
 # ----------------------------------------------------------------------------
