@@ -74,11 +74,21 @@ def score(rows: RewardRows, rollouts: Sequence[Rollout]) -> list[Reward | None]:
         RewardError: a function raised, or returned anything but one finite number, `Reward` or None
             for each rollout. Finite means finite in float32, in which advantages are computed.
     """
-    columns = {
-        name: (_row(row)[1], _call(name, _row(row)[0], rollouts)) for name, row in rows.items()
-    }
+    return combine(rows, judge(rows, rollouts), rollouts)
+
+
+def judge(rows: RewardRows, rollouts: Sequence[Rollout]) -> dict[str, list[Reward | None]]:
+    """The first half of `score`: what each function says, checked; raises as `score` does."""
+    return {name: _call(name, _row(row)[0], rollouts) for name, row in rows.items()}
+
+
+def combine(
+    rows: RewardRows, judged: Mapping[str, Sequence[Reward | None]], rollouts: Sequence[Rollout]
+) -> list[Reward | None]:
+    """The second half of `score`: one verdict per rollout from what each function says of it."""
+    weights = {name: _row(row)[1] for name, row in rows.items()}
     return [
-        _combine({name: (weight, values[i]) for name, (weight, values) in columns.items()}, rollout)
+        _combine({name: (weight, judged[name][i]) for name, weight in weights.items()}, rollout)
         for i, rollout in enumerate(rollouts)
     ]
 

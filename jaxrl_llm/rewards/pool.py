@@ -1,0 +1,198 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Scores finished rollouts in other processes while the device still samples the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.machinery
+import io
+import os
+import pickle
+import sys
+from collections.abc import Sequence
+from concurrent import futures
+from typing import Any
+
+from jaxrl_llm.errors import RewardError
+from jaxrl_llm.rewards.base import RewardFn, RewardRows, combine, judge
+from jaxrl_llm.rewards.workers import WorkerFailed, WorkerLost, Workers
+from jaxrl_llm.types import Reward, Rollout
+
+_PROTOCOL = pickle.HIGHEST_PROTOCOL
+
+
+class ScoringPool:
+    """Rewards of rollouts as they finish: `submit` each, then `gather` all verdicts in that order.
+
+        pool = ScoringPool(rows)
+        for rollout in engine.generate(requests):
+            pool.submit(rollout)
+        rewards = pool.gather()
+
+    Each rollout is judged alone, in a worker process, by the functions that can travel there. A
+    function that can't (it holds a model on the device, say), or that has the attribute
+    `judges_together = True` because it compares rollouts, is called in `gather` with all rollouts
+    at once. The time spent in `gather` is what was not hidden behind sampling.
+
+    Args:
+        rows: as for `jaxrl_llm.rewards.base.score`.
+        workers: worker processes; by default one less than there are CPUs, and at least one.
+        cpu_s: CPU seconds for one rollout.
+        wall_s: seconds for one rollout, for rewards that wait for something.
+
+    Attributes:
+        lost: rollouts so far whose functions used up their time or ended the process; they are not
+            judged (None), and their worker is replaced.
+        local: names of the rewards that are judged in this process.
+    """
+
+    def __init__(
+        self,
+        rows: RewardRows,
+        *,
+        workers: int | None = None,
+        cpu_s: float = 60.0,
+        wall_s: float = 600.0,
+    ):
+        count = workers or max(1, (os.cpu_count() or 1) - 1)
+        self._rows = dict(rows)
+        travelling = {name: _packed(row) for name, row in self._rows.items()}
+        self.local = tuple(name for name, packed in travelling.items() if packed is None)
+        self._packed = {name: packed for name, packed in travelling.items() if packed is not None}
+        self._submitted: list[tuple[Rollout, futures.Future | None]] = []
+        self._workers = Workers(
+            "jaxrl_llm.rewards.pool:judge_one",
+            count=count,
+            cpu_s=cpu_s,
+            wall_s=wall_s,
+            # The accelerator is the sampler's; modules are found where they are found here.
+            environment={
+                "JAX_PLATFORMS": "cpu",
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            },
+        )
+        self._threads = futures.ThreadPoolExecutor(count, thread_name_prefix="scoring")
+        if self._packed:
+            for _ in range(count):  # they import while the model still loads
+                self._threads.submit(self._start_one)
+
+    @property
+    def lost(self) -> int:
+        return self._workers.lost
+
+    def submit(self, rollout: Rollout) -> None:
+        """Begins to score a rollout; returns at once."""
+        pending = self._threads.submit(self._judge, rollout) if self._packed else None
+        self._submitted.append((rollout, pending))
+
+    def gather(self) -> list[Reward | None]:
+        """Waits for the verdicts on all rollouts submitted since the last `gather`, in that order.
+
+        Raises:
+            RewardError: as `score` does, or if no worker process can be started.
+        """
+        submitted, self._submitted = self._submitted, []
+        rollouts = [rollout for rollout, _ in submitted]
+        judged: dict[str, list[Reward | None]] = {name: [] for name in self._packed}
+        try:
+            for _, pending in submitted:
+                verdicts = pending.result() if pending is not None else {}
+                for name in self._packed:
+                    judged[name].append(verdicts[name])
+        finally:
+            for _, pending in submitted:
+                if pending is not None:
+                    pending.cancel()
+        judged |= judge({name: self._rows[name] for name in self.local}, rollouts)
+        return combine(self._rows, judged, rollouts)
+
+    def close(self) -> None:
+        """Ends the worker processes."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._workers.close()
+
+    def __enter__(self) -> ScoringPool:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _judge(self, rollout: Rollout) -> dict[str, Reward | None]:
+        request = pickle.dumps((self._packed, pickle.dumps(rollout, _PROTOCOL)), _PROTOCOL)
+        try:
+            verdicts, complaint = pickle.loads(self._workers.call(request))
+        except WorkerLost:
+            return dict.fromkeys(self._packed)
+        except WorkerFailed as error:
+            raise RewardError(
+                "the processes that score rollouts don't start", got=str(error)
+            ) from None
+        if complaint is not None:
+            what, rest = complaint
+            raise RewardError(what, **rest)
+        return verdicts
+
+    def _start_one(self) -> None:
+        with contextlib.suppress(WorkerFailed, WorkerLost, RuntimeError):
+            self._workers.call(b"")
+
+
+def _packed(row: Any) -> bytes | None:
+    """A reward as bytes, or None if it has to stay in this process."""
+    import cloudpickle
+
+    fn: RewardFn = row[0] if isinstance(row, tuple) else row
+    if getattr(fn, "judges_together", False):
+        return None
+    module = sys.modules.get(getattr(fn, "__module__", None) or type(fn).__module__)
+    by_value = module is not None and not _importable(module)
+    if by_value:  # a config file, which the worker could not import by name
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        return cloudpickle.dumps(fn)
+    except Exception:  # whatever an object says that can't be pickled
+        return None
+    finally:
+        if by_value:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _importable(module: Any) -> bool:
+    """Whether a worker, which looks in the same places, finds this module under its name."""
+    top = module.__name__.partition(".")[0]
+    if top == "__main__":
+        return True  # cloudpickle knows what to do
+    try:
+        spec = importlib.machinery.PathFinder.find_spec(top)
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and spec.origin == getattr(sys.modules.get(top), "__file__", None)
+
+
+# ----------------------------------------------------------------------------
+# The worker's side
+# ----------------------------------------------------------------------------
+
+_unpacked: dict[bytes, RewardFn] = {}
+
+
+def judge_one(request: bytes) -> bytes:
+    """What a worker does: (packed rewards, rollout) → (verdicts by name, complaint), all
+    pickled.
+    """
+    if not request:
+        return b""
+    packed, rollout = pickle.load(io.BytesIO(request))
+    rollouts: Sequence[Rollout] = [pickle.loads(rollout)]
+    verdicts: dict[str, Reward | None] = {}
+    complaint = None
+    try:
+        for name, data in packed.items():
+            if data not in _unpacked:
+                _unpacked[data] = pickle.loads(data)
+            verdicts[name] = judge({name: _unpacked[data]}, rollouts)[name][0]
+    except RewardError as error:
+        rest = {"got": error.got, "expected": error.expected, "hint": error.hint}
+        complaint = error.what, {key: text and str(text) for key, text in rest.items()}
+    return pickle.dumps((verdicts, complaint), _PROTOCOL)

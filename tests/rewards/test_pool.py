@@ -1,0 +1,155 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from jaxrl_llm.errors import RewardError
+from jaxrl_llm.rewards.answer import anchored_answer
+from jaxrl_llm.rewards.base import score
+from jaxrl_llm.rewards.format import Matches
+from jaxrl_llm.rewards.pool import ScoringPool
+from jaxrl_llm.types import Prompt, Reward, Rollout
+
+
+def _rollouts(*completions):
+    none = np.zeros(0, np.int32)
+    logp = np.zeros(0, np.float32)
+    return [
+        Rollout(Prompt("p", (1,), "p", "7"), i, none, logp, none > 0, none, "stop", text)
+        for i, text in enumerate(completions)
+    ]
+
+
+def _score(rows, rollouts, **options):
+    with ScoringPool(rows, workers=2, **options) as pool:
+        for rollout in rollouts:
+            pool.submit(rollout)
+        return pool.gather(), pool.lost, pool.local
+
+
+def test_the_same_verdicts_as_in_one_process():
+    factor = 3.0
+
+    def lengthy(rollouts):
+        return [
+            Reward(factor * len(r.completion), {"n": 1.0}, {"pid": os.getpid()}) for r in rollouts
+        ]
+
+    rows = {
+        "right": (anchored_answer, 2.0),
+        "form": Matches("Answer.*"),
+        "length": (lengthy, 0.5),
+        "maybe": (lambda rollouts: [None if "8" in r.completion else 1 for r in rollouts], 0.0),
+    }
+    rollouts = _rollouts("Answer: 7", "7", "Answer: 8", "", "Answer: 7.0" * 3)
+    verdicts, lost, local = _score(rows, rollouts)
+    expected = score(rows, rollouts)
+    assert [(r.value, r.parts) for r in verdicts] == [(r.value, r.parts) for r in expected]
+    assert verdicts[0].info["length"]["pid"] != os.getpid()
+    assert (lost, local) == (0, ())
+
+
+def test_rewards_that_can_not_travel_or_compare_rollouts_stay_here():
+    lock = threading.Lock()
+
+    def holds_a_lock(rollouts):
+        with lock:
+            return [float(os.getpid()) for _ in rollouts]
+
+    def best(rollouts):
+        longest = max(len(r.completion) for r in rollouts)
+        return [float(len(r.completion) == longest) for r in rollouts]
+
+    best.judges_together = True
+    rows = {"lock": (holds_a_lock, 0.0), "right": anchored_answer, "best": best}
+    verdicts, _, local = _score(rows, _rollouts("Answer: 7", "longer than that"))
+    assert local == ("lock", "best")
+    assert [r.value for r in verdicts] == [1.0, 1.0]
+    assert [r.parts["best"] for r in verdicts] == [0.0, 1.0]
+    assert verdicts[0].parts["lock"] == os.getpid()
+
+
+def test_functions_of_a_config_file_travel(tmp_path):
+    path = tmp_path / "my_config.py"
+    path.write_text("BONUS = 2.0\n\ndef mine(rollouts):\n    return [BONUS for _ in rollouts]\n")
+    spec = importlib.util.spec_from_file_location("config_in_a_file", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["config_in_a_file"] = module
+    try:
+        spec.loader.exec_module(module)
+        verdicts, _, local = _score({"mine": module.mine}, _rollouts("a"))
+    finally:
+        del sys.modules["config_in_a_file"]
+    assert (verdicts[0].value, local) == (2.0, ())
+
+
+def test_a_reward_that_hangs_or_dies_is_not_judged_and_the_others_are():
+    def fragile(rollouts):
+        (rollout,) = rollouts
+        if rollout.completion == "hang":
+            while True:
+                pass
+        if rollout.completion == "die":
+            os._exit(1)
+        return [1.0]
+
+    rollouts = _rollouts("a", "hang", "b", "die", "c", "d")
+    verdicts, lost, _ = _score({"fragile": fragile}, rollouts, cpu_s=1.0)
+    assert [r and r.value for r in verdicts] == [1.0, None, 1.0, None, 1.0, 1.0]
+    assert lost == 2
+
+
+def test_mistakes_come_through_and_the_pool_goes_on():
+    def raises(rollouts):
+        return [1.0 if r.completion == "good" else {}["missing"] for r in rollouts]
+
+    with ScoringPool({"mine": raises}, workers=1) as pool:
+        pool.submit(_rollouts("bad")[0])
+        pool.submit(_rollouts("good")[0])
+        with pytest.raises(RewardError, match=r"'mine' raised KeyError · got 'missing' \(at "):
+            pool.gather()
+        assert pool.gather() == []
+        pool.submit(_rollouts("good")[0])
+        assert [r.value for r in pool.gather()] == [1.0]
+    with (
+        ScoringPool({"mine": lambda rs: [float("nan")]}, workers=1) as pool,
+        pytest.raises(RewardError, match="not a finite number"),
+    ):
+        pool.submit(_rollouts("x")[0])
+        pool.gather()
+
+
+def test_a_batch_of_512_is_scored_while_the_device_works():
+    def padded(rollouts):
+        time.sleep(0.01)
+        return [1.0]
+
+    rollouts = _rollouts(*["x"] * 512)
+    device_s = 2.5
+    with ScoringPool({"padded": padded}, workers=2) as pool:
+        pool.submit(rollouts[0])
+        pool.gather()  # the workers have started
+        begin = time.perf_counter()
+        for rollout in rollouts:
+            pool.submit(rollout)
+        assert len(pool.gather()) == 512
+        scoring_s = time.perf_counter() - begin
+        begin = time.perf_counter()
+        for i, rollout in enumerate(rollouts):
+            wait = begin + device_s * (i + 1) / 512 - time.perf_counter()
+            time.sleep(max(0.0, wait))  # the device samples; this thread only waits for it
+            pool.submit(rollout)
+        sampled = time.perf_counter()
+        assert len(pool.gather()) == 512
+        not_hidden_s = time.perf_counter() - sampled
+        step_s = time.perf_counter() - begin
+    assert step_s < 0.75 * (device_s + scoring_s), (step_s, device_s, scoring_s)
+    assert not_hidden_s < 0.5 * scoring_s
