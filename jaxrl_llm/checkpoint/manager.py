@@ -69,5 +69,6 @@ class CheckpointManager:
 def abstract_like(tree: Any) -> Any:
     """Shapes, dtypes and shardings of a pytree of arrays, as `CheckpointManager.restore` wants them."""
     return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)), tree
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)),
+        tree,
     )

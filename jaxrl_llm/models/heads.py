@@ -68,7 +68,10 @@ def sequence_logprobs(
     targets = jnp.take_along_axis(tokens, order, axis=-1)
     with jax.named_scope("head"):
         logp, entropy = token_logprobs(
-            sources.reshape(-1, d), output_head(params), targets.reshape(-1), temperature=temperature
+            sources.reshape(-1, d),
+            output_head(params),
+            targets.reshape(-1),
+            temperature=temperature,
         )
     rows = jnp.arange(n)[:, None]
 
@@ -119,9 +122,10 @@ def _token_logprobs_fwd(hidden, head, targets, temperature, chunk):
     zeros = jnp.zeros(hidden.shape[0], wide)
     start = (jnp.full(hidden.shape[0], lowest, wide), zeros, zeros, zeros)
     (top, total, weighted, chosen), _ = jax.lax.scan(step, start, jnp.arange(count))
-    lse = top + jnp.log(total)
-    mean_logit = weighted / total
-    return (chosen - lse, lse - mean_logit), (hidden, head, targets, lse, mean_logit)
+    # Differences of like numbers first: log(total) is small, a sum of it with `top` would be rounded.
+    log_total, mean_logit = jnp.log(total), weighted / total
+    logp, entropy = (chosen - top) - log_total, (top - mean_logit) + log_total
+    return (logp, entropy), (hidden, head, targets, top + log_total, mean_logit)
 
 
 def _token_logprobs_bwd(temperature, chunk, residuals, cotangents):
