@@ -7,20 +7,25 @@ import pathlib
 import subprocess
 import sys
 
-import pytest
-
 HERE = pathlib.Path(__file__).parent
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in HERE.glob("float64_*.py")))
-def test_in_float64(name):
-    flags = "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(HERE / name)],
-        cwd=HERE.parents[1],
-        env={**os.environ, "JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
+def test_everything_in_float64():
+    files = sorted(HERE.glob("float64_*.py"))
+    assert len(files) == 4
+    env = {
+        **os.environ,
+        "JAX_ENABLE_X64": "1",
+        "JAX_PLATFORMS": "cpu",
+        # One device, and little optimisation: these are many small programs, run once.
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    running = [
+        subprocess.Popen([*command, str(file)], cwd=HERE.parents[1], env=env, **pipes)
+        for file in files
+    ]
+    told = [process.communicate()[0] for process in running]
+    failed = [text[-4000:] for p, text in zip(running, told, strict=True) if p.returncode]
+    assert not failed, failed[0]
