@@ -173,6 +173,10 @@ class JsonlTask:
             compare.
         prompt_column: a string, or a list of messages `{"role": str, "content": str}`.
         answer_column: the right answer, of any type; a file without this column has no answers.
+        answer_after: of an answer that is text, keep what follows the last of these: `####` for
+            GSM8K.
+        template: text around a prompt that is text, with `{prompt}` in its place: an instruction,
+            or examples.
         id_column: a string or whole number, unique over both sources; optional in the file.
     """
 
@@ -182,6 +186,8 @@ class JsonlTask:
     split_seed: int = 0
     prompt_column: str = "prompt"
     answer_column: str = "answer"
+    answer_after: str | None = None
+    template: str = "{prompt}"
     id_column: str = "id"
 
     def __post_init__(self) -> None:
@@ -192,6 +198,13 @@ class JsonlTask:
                 "both a held-out file and a number of held-out prompts are set",
                 got=f"heldout_path={self.heldout_path!r} and heldout={self.heldout}",
                 expected="one of the two",
+            )
+
+        if "{prompt}" not in self.template:
+            raise DataError(
+                "the template has no place for the prompt",
+                got=clip(repr(self.template)),
+                expected="text with {prompt} in it",
             )
 
     def load(self) -> tuple[Source, Source]:
@@ -215,7 +228,7 @@ class JsonlTask:
 
     def _read(self, path: pathlib.Path, prefix: str) -> list[Record]:
         records = [
-            self._record(row, f"{path}:{line}", f"{prefix}{path.name}:{line}")
+            self.record(row, f"{path}:{line}", f"{prefix}{path.name}:{line}")
             for line, row in _json_lines(path)
         ]
         if not records:
@@ -229,7 +242,8 @@ class JsonlTask:
             )
         return records
 
-    def _record(self, row: dict[str, Any], where: str, name: str) -> Record:
+    def record(self, row: dict[str, Any], where: str, name: str) -> Record:
+        """The record of a row; `where` names it in an error, `name` is its id if it has none."""
         if self.prompt_column not in row:
             raise DataError(
                 f"{where} has no column {self.prompt_column!r}",
@@ -254,12 +268,21 @@ class JsonlTask:
                 got=clip(repr(identity)),
                 expected="a string or a whole number",
             )
-        return {
-            "id": str(identity),
-            "prompt": prompt,
-            "answer": row.get(self.answer_column),
-            **columns,
-        }
+        if isinstance(prompt, str):
+            prompt = self.template.replace("{prompt}", prompt)
+        answer = self._answer(row.get(self.answer_column), where)
+        return {"id": str(identity), "prompt": prompt, "answer": answer, **columns}
+
+    def _answer(self, answer: Any, where: str) -> Any:
+        if self.answer_after is None or not isinstance(answer, str):
+            return answer
+        _, mark, after = answer.rpartition(self.answer_after)
+        if not mark or not after.strip():
+            raise DataError(
+                f"{where}: the answer has nothing after {self.answer_after!r}",
+                got=clip(repr(answer)),
+            )
+        return after.strip()
 
 
 def _json_lines(path: pathlib.Path) -> Iterable[tuple[int, dict[str, Any]]]:

@@ -108,6 +108,25 @@ def test_jsonl_chosen_columns(tmp_path):
     assert list(task.load()[0]) == [{"id": "u", "prompt": "q", "answer": "s", "more": 1}]
 
 
+def test_jsonl_answers_and_prompts_in_the_form_of_gsm8k(tmp_path):
+    path = _lines(
+        tmp_path / "a.jsonl",
+        {"question": "How many?", "answer": "3 #### 4\nso\n#### 1,000 "},
+        {"question": [{"role": "user", "content": "?"}], "answer": 7},
+    )
+    task = JsonlTask(
+        path, prompt_column="question", answer_after="####", template="Q: {prompt}\nA: {x}"
+    )
+    train, _ = task.load()
+    assert [(r["prompt"], r["answer"]) for r in train] == [
+        ("Q: How many?\nA: {x}", "1,000"),
+        ([{"role": "user", "content": "?"}], 7),
+    ]
+    _lines(tmp_path / "a.jsonl", {"question": "?", "answer": "4"})
+    _refused("nothing after '####'", task.load)
+    _refused("no place for the prompt", lambda: JsonlTask(path, template="Q:"))
+
+
 def test_jsonl_split_by_number_survives_reordering(tmp_path):
     rows = [{"id": i, "prompt": f"p{i % 90}", "answer": i} for i in range(100)]
     train, heldout = JsonlTask(_lines(tmp_path / "a.jsonl", *rows), heldout=20).load()
