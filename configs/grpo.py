@@ -25,7 +25,7 @@ def get_config() -> RLConfig:
         rewards={"accuracy": (leading_number, 1.0), "well_formed": (well_formed, 0.0)},
         algo=AlgoConfig(name="grpo", reduction="token_mean", eps=1e-4),
         sampler=SamplerConfig(
-            group_size=8, max_new_tokens=4, max_prompt_tokens=24, stop=("\n",), slots=64
+            group_size=8, max_new_tokens=4, max_prompt_tokens=21, stop=("\n",), slots=64
         ),
         optimizer=OptimizerConfig(learning_rate=1e-5, b1=0.9, b2=0.99, max_grad_norm=1.0),
         train=TrainConfig(steps=20, prompts_per_step=8, micro_batch=32, eval_every=5),

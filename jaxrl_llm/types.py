@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +72,10 @@ class Rollout:
     reward: Reward | None = None
 
 
+# A pytree's leaves may be jax or numpy arrays, tracers, shapes or shardings.
+Rows = Any
+
+
 @struct.dataclass
 class Batch:
     """Rows for the trainer. `x[n, t]` of every per-token array speaks of `tokens[n, t]` itself:
@@ -90,11 +93,11 @@ class Batch:
         logp_ref: log-probability under the reference policy, or None when it is not used.
     """
 
-    tokens: Int[Array, "N T"]
-    positions: Int[Array, "N T"]
-    segment_ids: Int[Array, "N T"]
-    mask: Bool[Array, "N T"]
-    advantages: Float[Array, "N T"]
-    logp_sampler: Float[Array, "N T"]
-    logp_old: Float[Array, "N T"] | None = None
-    logp_ref: Float[Array, "N T"] | None = None
+    tokens: Rows  # int [N, T]
+    positions: Rows  # int [N, T]
+    segment_ids: Rows  # int [N, T]
+    mask: Rows  # bool [N, T]
+    advantages: Rows  # float [N, T]
+    logp_sampler: Rows  # float [N, T]
+    logp_old: Rows | None = None  # float [N, T]
+    logp_ref: Rows | None = None  # float [N, T]

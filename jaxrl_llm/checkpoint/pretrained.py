@@ -15,6 +15,7 @@ import tempfile
 import zipfile
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
@@ -22,7 +23,7 @@ from jaxrl_llm.checkpoint import gguf, huggingface
 from jaxrl_llm.checkpoint.gguf_file import GGUFFile
 from jaxrl_llm.errors import ModelError
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.transformer import Params
+from jaxrl_llm.models.transformer import Params, init_params
 from jaxrl_llm.text import tokenizer as tokenizers
 from jaxrl_llm.text.tokenizer import Tokenizer
 
@@ -33,13 +34,13 @@ class Located:
 
     Attributes:
         name: what the user asked for.
-        path: a HF folder or a GGUF file.
-        kind: which of the two.
+        path: a HF folder or a GGUF file; None for random weights.
+        kind: which of the three.
     """
 
     name: str
-    path: pathlib.Path
-    kind: Literal["folder", "gguf"]
+    path: pathlib.Path | None
+    kind: Literal["folder", "gguf", "random"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +70,26 @@ class Embedded:
     size: int
 
 
+TINY_RANDOM = "tiny-random"
+"""A name: random weights of `TINY_CONFIG`, always the same, over bytes. For trying things out."""
+
+TINY_CONFIG = ModelConfig(
+    vocab_size=259,
+    hidden_size=32,
+    intermediate_size=64,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    max_position_embeddings=256,
+    tie_word_embeddings=True,
+)
+
+
 def load(
     name_or_path: str | pathlib.Path, dtype: DTypeLike = jnp.float32, shardings: Any = None
 ) -> Pretrained:
-    """Load a model: HF folder, `.gguf` file, hub id, or a name in `EMBEDDED`.
+    """Load a model: HF folder, `.gguf` file, hub id, a name in `EMBEDDED`, or `TINY_RANDOM`.
 
     Args:
         dtype: of the parameters, whatever the file holds.
@@ -82,6 +99,10 @@ def load(
         ModelError: not found, damaged, or of a kind that we don't read.
     """
     where = resolve(name_or_path)
+    if where.kind == "random":
+        params = init_params(TINY_CONFIG, jax.random.key(0), dtype)
+        params = params if shardings is None else jax.device_put(params, shardings)
+        return Pretrained(TINY_CONFIG, params, tokenizers.bytes_tokenizer(), where)
     if where.kind == "gguf":
         file = GGUFFile(where.path)
         config, params = gguf.load_gguf(file, dtype, shardings)
@@ -95,6 +116,8 @@ def load(
 def peek(name_or_path: str | pathlib.Path) -> tuple[ModelConfig, Tokenizer]:
     """Configuration and tokenizer of a model, without reading its weights."""
     where = resolve(name_or_path, weights=False)
+    if where.kind == "random":
+        return TINY_CONFIG, tokenizers.bytes_tokenizer()
     if where.kind == "gguf":
         file = GGUFFile(where.path)
         return gguf.config_from_gguf(file), tokenizers.from_gguf(file.metadata)
@@ -111,6 +134,8 @@ def resolve(name_or_path: str | pathlib.Path, *, weights: bool = True) -> Locate
         ModelError: nothing of that name, or it could not be fetched.
     """
     name = str(name_or_path)
+    if name == TINY_RANDOM:
+        return Located(name, None, "random")
     if name in EMBEDDED:
         return Located(name, _embedded_file(EMBEDDED[name]), "gguf")
     path = pathlib.Path(name).expanduser()

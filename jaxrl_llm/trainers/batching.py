@@ -10,29 +10,39 @@ import numpy as np
 
 from jaxrl_llm.types import Batch, Rollout
 
-_MIN_STEP = 4
+_SHORTEST = 32
+_FEWEST_TARGETS = 16
 
 
-def round_length(length: int) -> int:
-    """The next allowed row length: steps of an eighth of the power of two below, at least 4.
+def round_length(length: int, longest: int) -> int:
+    """The next allowed row length: 32, 48, 64, 96, 128, …, and at most `longest`.
 
-    At most 8 shapes for each doubling, and at most an eighth of a row is padding.
-    """
-    step = max(_MIN_STEP, 1 << max(0, length.bit_length() - 4))
-    return -(-length // step) * step
-
-
-def pad_rollouts(rollouts: Sequence[Rollout], *, length: int | None = None) -> Batch:
-    """One rollout a row, prompt then completion, padded on the right. Numpy arrays; advantages are 0.
-
-    Rollouts without a verdict (`reward is None`) keep their row, but none of its tokens is trained on.
+    Two shapes for each doubling: a new shape is compiled for seconds to minutes, padding costs a
+    sixth of a row on average. Rows of a short task always have the one length `longest`.
 
     Args:
-        length: the row length; default: the longest rollout, rounded by `round_length`.
+        length: tokens of the longest rollout.
+        longest: tokens that a rollout of this run can have.
+    """
+    assert length <= longest, (length, longest)
+    size = _SHORTEST
+    while size < length:
+        half = size + size // 2
+        size = half if length <= half else 2 * size
+    return min(size, longest)
+
+
+def pad_rollouts(rollouts: Sequence[Rollout], *, longest: int) -> Batch:
+    """One rollout a row: prompt, completion, padding. Numpy arrays; advantages are 0.
+
+    Rollouts without a verdict (`reward is None`) keep their row, but none of its tokens is trained
+    on.
+
+    Args:
+        longest: tokens that a rollout of this run can have; rows are cut by `round_length`.
     """
     sizes = [len(r.prompt.tokens) + len(r.tokens) for r in rollouts]
-    width = round_length(max(sizes)) if length is None else length
-    assert width >= max(sizes), (width, max(sizes))
+    width = round_length(max(sizes), longest)
     shape = (len(rollouts), width)
     tokens = np.zeros(shape, np.int32)
     segment_ids = np.zeros(shape, np.int32)
@@ -56,10 +66,16 @@ def pad_rollouts(rollouts: Sequence[Rollout], *, length: int | None = None) -> B
     )
 
 
-def count_targets(mask: np.ndarray) -> int:
-    """A static bound on the trained tokens of a row: the largest count, up to a power of two."""
-    most = int(mask.sum(axis=-1).max(initial=0))
-    return min(mask.shape[1], 1 << max(0, most - 1).bit_length()) if most > 1 else 1
+def count_targets(mask: np.ndarray, longest: int) -> int:
+    """A static bound on the trained tokens of a row: 16, 32, 64, …, and at most `longest`.
+
+    Args:
+        longest: tokens that a completion of this run can have.
+    """
+    most, size = int(mask.sum(axis=-1).max(initial=0)), _FEWEST_TARGETS
+    while size < most:
+        size *= 2
+    return min(size, longest)
 
 
 def take_rows(batch: Batch, rows: np.ndarray | slice) -> Batch:

@@ -39,9 +39,7 @@ def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, 
     mesh = make_mesh(config.mesh)
     check_mesh(config, mesh.shape["data"])
     model = load(config.model.path, jnp.dtype(config.model.dtype))
-    _, heldout_prompts, stream = build_data(
-        config, model.tokenizer, model.config, directory.seed
-    )
+    _, heldout_prompts, stream = build_data(config, model.tokenizer, model.config, directory.seed)
     trainer = build_trainer(
         config, model.config, model.params, model.tokenizer, mesh, directory.seed
     )
@@ -129,6 +127,7 @@ def build_trainer(
         epochs=train.epochs,
         minibatches=train.minibatches,
         micro_batch=train.micro_batch,
+        longest_row=sampler.max_prompt_tokens + sampler.max_new_tokens,
         seed=seed,
     )
 

@@ -20,7 +20,6 @@ from jaxrl_llm.rollout.kv_cache import default_num_pages
 from jaxrl_llm.sharding.mesh import make_mesh
 from jaxrl_llm.text.chat import encode_prompt
 from jaxrl_llm.text.tokenizer import Tokenizer
-from jaxrl_llm.trainers.batching import round_length
 from jaxrl_llm.trainers.build import build_data, check_mesh, stop_ids
 from jaxrl_llm.trainers.optimizers import make_optimizer
 from jaxrl_llm.trainers.settings import RLConfig
@@ -76,7 +75,7 @@ def memory(config: RLConfig, model_config: ModelConfig) -> dict[str, int]:
     )
     state = jax.eval_shape(functions.init, params)
     grads = jax.eval_shape(functions.zeros, params)
-    width = round_length(config.sampler.max_prompt_tokens + config.sampler.max_new_tokens)
+    width = config.sampler.max_prompt_tokens + config.sampler.max_new_tokens
     batch = abstract_batch(config.train.micro_batch, width, algorithm.needs_ref)
     counts = algorithm.counts(np.ones((1, 2), bool), np.ones((1, 2), np.int32))
     if not algorithm.needs_batch_stats:

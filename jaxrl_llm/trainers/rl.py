@@ -47,6 +47,7 @@ class RLTrainer:
         ref_params: the reference policy, or None where its KL is not used.
         learning_rate: the schedule, by updates done.
         epochs, minibatches, micro_batch: how a rollout batch is cut into optimiser updates.
+        longest_row: tokens that prompt and completion can have together.
         step: steps done.
         num_tokens: prompt and completion tokens seen since the run began.
     """
@@ -66,6 +67,7 @@ class RLTrainer:
     epochs: int
     minibatches: int
     micro_batch: int
+    longest_row: int
     seed: int
     step: int = 0
     num_tokens: int = 0
@@ -85,7 +87,7 @@ class RLTrainer:
             rollouts = self.score(rollouts)
 
         # ── 3 · rows and advantages: one rollout a row, statistics over the whole batch ───────────
-        batch = pad_rollouts(rollouts)
+        batch = pad_rollouts(rollouts, longest=self.longest_row)
         batch = batch.replace(advantages=self.advantages(rollouts, batch))
 
         # ── 4 · log-probabilities before the update, where the algorithm needs them ───────────────
@@ -134,7 +136,7 @@ class RLTrainer:
 
     def logprobs(self, params: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Log-probabilities and entropies of the trained tokens, a micro-batch at a time."""
-        targets = count_targets(batch.mask)
+        targets = count_targets(batch.mask, self.sampling.max_tokens)
         parts = [
             self.functions.logprobs(params, self.put(micro), targets)
             for micro in micro_batches(batch, self.micro_batch)
@@ -155,7 +157,7 @@ class RLTrainer:
     def update(self, batch: Batch, sums: Sums) -> None:
         """One optimiser step. Counts come first, so that no split into micro-batches changes the loss."""
         counts = self.algorithm.counts(batch.mask, batch.segment_ids)
-        targets = count_targets(batch.mask)
+        targets = count_targets(batch.mask, self.sampling.max_tokens)
         stats = None
         if self.algorithm.needs_batch_stats:
             logp, entropy = self.logprobs(self.state.params, batch)

