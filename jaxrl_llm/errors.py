@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The errors that a user can cause or meet, each told as: what · got/expected · try.
 
-A `UserError` is one line on the terminal and exit code 2; everything else is a bug of ours and keeps its traceback.
+A `UserError` is one line on the terminal and exit code 2; everything else is a bug of ours and
+keeps its traceback.
 """
 
 from __future__ import annotations

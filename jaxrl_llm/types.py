@@ -37,7 +37,7 @@ class Prompt:
 
 @dataclasses.dataclass(frozen=True)
 class Reward:
-    """The verdict on one rollout. `value` is finite; `parts` are shown in the curves and samples."""
+    """The verdict on one rollout: `value` is finite, `parts` are shown in curves and samples."""
 
     value: float
     parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -84,7 +84,8 @@ class Batch:
     Attributes:
         tokens: token ids; anything on padding.
         positions: position of each token within its sequence, from 0.
-        segment_ids: 1, 2, … for the sequences in a row, 0 on padding; attention never crosses segments.
+        segment_ids: 1, 2, … for the sequences in a row, 0 on padding; attention never crosses
+            segments.
         mask: True on the tokens that the policy chose and that are trained on.
         advantages: one advantage per token (constant over a sequence for group methods).
         logp_sampler: recorded by the sampler.

@@ -44,7 +44,7 @@ class CheckpointManager:
         self._manager.save(step, args=items)
 
     def restore(self, step: int, abstract_arrays: Any) -> tuple[Any, dict[str, Any]]:
-        """The arrays of a step with the shapes, dtypes and shardings of `abstract_arrays`, and its host state."""
+        """The arrays of a step, placed as `abstract_arrays` says, and its host state."""
         items = ocp.args.Composite(
             arrays=ocp.args.StandardRestore(abstract_arrays), host=ocp.args.JsonRestore()
         )
@@ -67,7 +67,7 @@ class CheckpointManager:
 
 
 def abstract_like(tree: Any) -> Any:
-    """Shapes, dtypes and shardings of a pytree of arrays, as `CheckpointManager.restore` wants them."""
+    """Shapes, dtypes and shardings of a pytree of arrays, as `restore` wants them."""
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)),
         tree,

@@ -53,9 +53,9 @@ class ModelConfig:
         return self.vocab_size * d + self.num_layers * layer + d + head
 
     def flops_per_token(self, context: float = 0.0) -> float:
-        """FLOPs of a forward pass for one token that attends to `context` others (2 per multiply-add).
+        """FLOPs of a forward pass for one token that attends to `context` others.
 
-        Embedding look-up counts as nothing, the output head counts in full.
+        Two for each multiply-add. The embedding look-up counts as nothing, the output head in full.
         """
         d, f, hd = self.hidden_size, self.intermediate_size, self.head_dim
         attention = 2 * self.num_heads * hd * d + 2 * self.num_kv_heads * hd * d

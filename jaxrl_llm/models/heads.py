@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The jaxrl_llm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Heads over hidden states: log-probability and entropy of tokens, a chunk of the vocabulary at a time."""
+"""Heads over hidden states: log-probability and entropy of tokens, by chunks of the vocabulary."""
 
 from __future__ import annotations
 
@@ -27,9 +27,12 @@ def token_logprobs(
 ) -> tuple[Float[Array, " M"], Float[Array, " M"]]:
     """Log-probability of each target and entropy of its distribution, softmax(hidden·headᵀ/τ).
 
-    ``logp = l_target − logsumexp(l)``, ``entropy = logsumexp(l) − Σ_v p_v l_v`` with ``l = hidden·headᵀ/τ``.
-    The vocabulary is read in chunks with a running maximum, forward and backward (the chunk's logits are
-    recomputed), so the largest array is [M, chunk]. Both outputs are differentiable, in at least float32, in nats.
+    ``logp = l_target − logsumexp(l)``, ``entropy = logsumexp(l) − Σ_v p_v l_v`` with ``l =
+    hidden·headᵀ/τ``.
+    The vocabulary is read in chunks with a running maximum, forward and backward (the chunk's
+    logits are
+    recomputed), so the largest array is [M, chunk]. Both outputs are differentiable, in at
+    least float32, in nats.
 
     Args:
         temperature: τ > 0 of the policy.
@@ -52,8 +55,10 @@ def sequence_logprobs(
 ) -> tuple[Float[Array, "N T"], Float[Array, "N T"]]:
     """Log-probability and entropy of the masked tokens given what stands before them; 0 elsewhere.
 
-    ``logp[n, t] = log p(tokens[n, t] | tokens[n, <t])`` comes from the hidden state at t − 1. Only the masked
-    tokens pass through the output head: `num_targets` of them per row, so that a row's cost follows its
+    ``logp[n, t] = log p(tokens[n, t] | tokens[n, <t])`` comes from the hidden state at t − 1.
+    Only the masked
+    tokens pass through the output head: `num_targets` of them per row, so that a row's cost
+        follows its
     completion and not its prompt.
 
     Args:
@@ -122,7 +127,8 @@ def _token_logprobs_fwd(hidden, head, targets, temperature, chunk):
     zeros = jnp.zeros(hidden.shape[0], wide)
     start = (jnp.full(hidden.shape[0], lowest, wide), zeros, zeros, zeros)
     (top, total, weighted, chosen), _ = jax.lax.scan(step, start, jnp.arange(count))
-    # Differences of like numbers first: log(total) is small, a sum of it with `top` would be rounded.
+    # Differences of like numbers first: log(total) is small, a sum of it with `top` would be
+    # rounded.
     log_total, mean_logit = jnp.log(total), weighted / total
     logp, entropy = (chosen - top) - log_total, (top - mean_logit) + log_total
     return (logp, entropy), (hidden, head, targets, top + log_total, mean_logit)

@@ -24,8 +24,10 @@ def linear(x: Float[Array, "... i"], w: Float[Array, "o i"]) -> Float[Array, "..
     return out.astype(x.dtype).reshape(*x.shape[:-1], w.shape[0])
 
 
-def rms_norm(x: Float[Array, "... d"], weight: Float[Array, " d"], eps: float) -> Float[Array, "... d"]:
-    """``x / sqrt(mean(x²) + ε) · weight`` (https://arxiv.org/abs/1910.07467), in at least float32."""
+def rms_norm(
+    x: Float[Array, "... d"], weight: Float[Array, " d"], eps: float
+) -> Float[Array, "... d"]:
+    """``x / sqrt(mean(x²) + ε) · weight`` (https://arxiv.org/abs/1910.07467), in ≥ float32."""
     wide = x.astype(accumulation_dtype(x.dtype))
     scale = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
     normed = (wide * scale).astype(x.dtype)

@@ -73,9 +73,7 @@ def abstract_params(config: ModelConfig, dtype: jnp.dtype = jnp.float32) -> Para
 
 def init_params(config: ModelConfig, key: PRNGKeyArray, dtype: jnp.dtype = jnp.float32) -> Params:
     """Random parameters: norms 1, matrices normal with deviation 0.02."""
-    shapes, treedef = jax.tree.flatten(
-        param_shapes(config), is_leaf=lambda x: isinstance(x, tuple)
-    )
+    shapes, treedef = jax.tree.flatten(param_shapes(config), is_leaf=lambda x: isinstance(x, tuple))
     paths = jax.tree_util.tree_flatten_with_path(
         param_shapes(config), is_leaf=lambda x: isinstance(x, tuple)
     )[0]

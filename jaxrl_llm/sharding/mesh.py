@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The jaxrl_llm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Device meshes, made in one place, with Auto axes: the compiler places what the rules leave open."""
+"""Device meshes, made in one place, with Auto axes: the compiler places what is left open."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The jaxrl_llm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Make everything of a run from its config: the only place where models, meshes, engine and optimiser are made."""
+"""Make everything of a run from its config; models, meshes and engines are made nowhere else."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def build_trainer(
     mesh: jax.sharding.Mesh,
     seed: int,
 ) -> RLTrainer:
-    """The trainer over given parameters (which it takes over); its prompts are set by the caller."""
+    """The trainer over given parameters, which it takes over; the caller sets its prompts."""
     sampler, train = config.sampler, config.train
     algorithm = resolve(
         config.algo, group_size=sampler.group_size, max_tokens=sampler.max_new_tokens

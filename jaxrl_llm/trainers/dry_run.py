@@ -28,13 +28,11 @@ from jaxrl_llm.types import Batch, Prompt, Rollout
 
 
 def dry_run(config: RLConfig) -> None:
-    """Build abstractly, trace the update, and print sizes, three prompts and a reward on a canned answer."""
+    """Build abstractly, trace the update; print sizes, three prompts and canned rewards."""
     mesh = make_mesh(config.mesh)
     check_mesh(config, mesh.shape["data"])
     model_config, tokenizer = peek(config.model.path)
-    train, heldout, stream = build_data(
-        config, tokenizer, model_config, seed=config.train.seed or 0
-    )
+    train, heldout, _ = build_data(config, tokenizer, model_config, seed=config.train.seed or 0)
     stops = stop_ids(config.sampler.stop, tokenizer)
 
     print(f"model      {config.model.path}: {model_config.num_params / 1e6:.1f} M parameters")
@@ -58,7 +56,7 @@ def dry_run(config: RLConfig) -> None:
 
 
 def memory(config: RLConfig, model_config: ModelConfig) -> dict[str, int]:
-    """Bytes by purpose, from the shapes that the run will use; tracing the update proves that it builds."""
+    """Bytes by purpose, from the run's own shapes; tracing the update proves that it builds."""
     dtype = jnp.dtype(config.model.dtype)
     params = abstract_params(model_config, dtype)
     algorithm = resolve(
@@ -79,10 +77,14 @@ def memory(config: RLConfig, model_config: ModelConfig) -> dict[str, int]:
     batch = abstract_batch(config.train.micro_batch, width, algorithm.needs_ref)
     counts = algorithm.counts(np.ones((1, 2), bool), np.ones((1, 2), np.int32))
     if not algorithm.needs_batch_stats:
+        longest = config.sampler.max_new_tokens
         jax.eval_shape(
-            lambda g, p, b, c: functions.accumulate(g, p, b, c, None, config.sampler.max_new_tokens),
-            grads, params, batch, counts,
-        )  # fmt: skip
+            lambda *arrays: functions.accumulate(*arrays, None, longest),
+            grads,
+            params,
+            batch,
+            counts,
+        )
     tokens = config.train.micro_batch * width
     layer = 6 * model_config.hidden_size + 4 * model_config.intermediate_size
     sampler = config.sampler

@@ -21,7 +21,8 @@ def evaluate(
     """Complete every held-out prompt once and score it.
 
     Returns:
-        metrics: "eval/reward", "eval/<name>" for every part of the reward (means over what could be judged),
+        metrics: "eval/reward", "eval/<name>" for every part of the reward (means over what
+            could be judged),
             "eval/mean_length" and "eval/clipped_ratio".
         rollouts: in the order of the prompts.
     """

@@ -48,7 +48,7 @@ class Run:
 
 
 def train(run: Run) -> int:
-    """Train to the end, or until a signal. Returns the exit code: 0, or 130 / 143 after SIGINT / SIGTERM.
+    """Train to the end, or until a signal. Returns 0, or 130 / 143 after SIGINT / SIGTERM.
 
     Raises:
         UserError: what stopped the run; FAILED.txt then tells it too.
@@ -79,7 +79,8 @@ def _train(run: Run, stop: StopFlag) -> int:
             metrics, rollouts = trainer.train_step()
         except NonFinite as error:
             raise NonFinite(
-                f"{error.what}; steps {saved + 1}–{trainer.step + 1} are lost, the last good checkpoint is step {saved}",
+                f"{error.what}; steps {saved + 1}–{trainer.step + 1} are lost, "
+                f"the last good checkpoint is step {saved}",
                 got=error.got,
                 hint=error.hint,
             ) from error

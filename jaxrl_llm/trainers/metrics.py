@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The jaxrl_llm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of a step: from rollouts, and from (sum, count) pairs of the micro-batches. Names follow TRL."""
+"""Metrics of a step, from rollouts and from (sum, count) pairs; names follow TRL."""
 
 from __future__ import annotations
 

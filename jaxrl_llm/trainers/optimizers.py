@@ -18,7 +18,8 @@ class OptimizerConfig:
 
     Attributes:
         learning_rate: the peak learning rate.
-        schedule: what follows the warm-up: "constant", "linear" to 0 or "cosine" to 0 at the last update.
+        schedule: what follows the warm-up: "constant", "linear" to 0 or "cosine" to 0 at the
+            last update.
         warmup_steps: optimiser updates over which the rate rises from 0; 0 starts at the peak.
         b1: decay of the first moment.
         b2: decay of the second moment.

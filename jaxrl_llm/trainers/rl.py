@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One step of reinforcement learning, top to bottom. Read this file first.
 
-    prompts ──► sampler ──► rollouts ──► rewards ──► advantages ──► log-probabilities ──► update ──► weights
-       ▲                                                                                     │
-       └──────────────────────────────── next step ◄─────────────────────────────────────────┘
+    prompts ─► sampler ─► rollouts ─► rewards ─► advantages ─► log-probabilities ─► update
+                  ▲                                                                   │
+                  └─────────────────────────── new weights ◄──────────────────────────┘
 
 `build.py` makes the pieces, `loop.py` repeats the step, saves, evaluates and stops.
 """
@@ -118,7 +118,7 @@ class RLTrainer:
         return metrics, rollouts
 
     def sample(self, prompts: Sequence[Prompt]) -> list[Rollout]:
-        """G completions of each prompt, ordered by prompt and sample. Draws depend on (seed, step, prompt, sample)."""
+        """G completions of each prompt, in order; draws depend on (seed, step, prompt, sample)."""
         first = self.step * len(prompts)
         requests = [
             Request(prompt=prompt, n=self.group_size, params=self.sampling, uid=first + index)
@@ -129,7 +129,7 @@ class RLTrainer:
         return sorted(done, key=lambda rollout: (place[rollout.prompt.id], rollout.sample))
 
     def advantages(self, rollouts: Sequence[Rollout], batch: Batch) -> np.ndarray:
-        """One advantage a token, from the rewards of the whole batch; 0 for rollouts that were not judged."""
+        """One advantage a token, from the whole batch; 0 for rollouts that were not judged."""
         values = [None if r.reward is None else r.reward.value for r in rollouts]
         rewards, valid = reward_arrays(values, self.group_size)
         return np.asarray(self.algorithm.advantages(rewards, batch.mask, valid=valid), np.float32)
@@ -145,7 +145,7 @@ class RLTrainer:
         return np.concatenate(jax.device_get(logp)), np.concatenate(jax.device_get(entropy))
 
     def cut(self, batch: Batch) -> Iterator[Batch]:
-        """The optimiser batches of this step: every row once an epoch, in an order drawn from (seed, step, epoch)."""
+        """This step's optimiser batches: each row once an epoch, shuffled by (seed, step)."""
         rows = batch.tokens.shape[0]
         for epoch in range(self.epochs):
             order = np.arange(rows)
@@ -155,7 +155,7 @@ class RLTrainer:
                 yield take_rows(batch, part)
 
     def update(self, batch: Batch, sums: Sums) -> None:
-        """One optimiser step. Counts come first, so that no split into micro-batches changes the loss."""
+        """One optimiser step. Counts come first, so that no split of the batch changes the loss."""
         counts = self.algorithm.counts(batch.mask, batch.segment_ids)
         targets = count_targets(batch.mask, self.sampling.max_tokens)
         stats = None

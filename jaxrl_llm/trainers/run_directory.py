@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The jaxrl_llm authors
 # SPDX-License-Identifier: Apache-2.0
-"""A run's directory: one config, one seed, one writer at a time; nothing in it is ever overwritten by another run.
+"""A run's directory: one config, one seed, one writer at a time, never overwritten by another run.
 
 config.json  command.txt  versions.json  seed.txt       what runs
 metrics.jsonl  samples.jsonl  samples.txt  tensorboard/  report.html   what a person looks at

@@ -45,7 +45,8 @@ class SamplerConfig:
         stop: strings of one token each that end a completion, besides the model's own end tokens.
         slots: sequences that decode at the same time.
         page_size: tokens in a page of the key/value cache.
-        num_pages: pages in the pool; None takes just enough to fill every slot with prompt-sharing groups.
+        num_pages: pages in the pool; None takes just enough to fill every slot with prompt-
+            sharing groups.
     """
 
     group_size: int = 8
@@ -88,7 +89,8 @@ class TrainConfig:
         prompts_per_step: prompts in a rollout batch, B.
         epochs: passes over each rollout batch.
         minibatches: optimiser updates per pass.
-        micro_batch: rows whose gradient is computed at once; changes memory and speed, never the result.
+        micro_batch: rows whose gradient is computed at once; changes memory and speed, never
+            the result.
         seed: of prompt order and samples; None draws one and keeps it in the run directory.
         eval_every: steps between held-out evaluations; 0 evaluates before and after only.
         checkpoint_every: steps between checkpoints; the last step is always saved.
@@ -140,7 +142,8 @@ class RLConfig:
 
     Attributes:
         task: where prompts and answers come from; any object with `load() -> (train, heldout)`.
-        rewards: name → function or (function, weight); weight 0 is measured and shown but not learned from.
+        rewards: name → function or (function, weight); weight 0 is measured and shown but not
+            learned from.
     """
 
     task: Task
@@ -167,8 +170,9 @@ class RLConfig:
             nearest = min(fitting, key=lambda m: abs(m - self.train.micro_batch), default=None)
             raise ConfigError(
                 "the batch does not divide into micro-batches",
-                got=f"{self.train.prompts_per_step} prompts × {self.sampler.group_size} samples = {rows} rows, "
-                f"{self.train.minibatches} minibatch(es) of micro-batches of {self.train.micro_batch}",
+                got=f"{self.train.prompts_per_step} prompts × {self.sampler.group_size} samples "
+                f"= {rows} rows for {self.train.minibatches} minibatch(es) of micro-batches "
+                f"of {self.train.micro_batch}",
                 expected="rows = minibatches × micro_batch × a whole number",
                 hint=f"--train.micro_batch={nearest}" if nearest else "--train.minibatches=1",
             )

@@ -41,7 +41,8 @@ class TrainFunctions(NamedTuple):
         init: params → TrainState.
         logprobs: (params, batch, num_targets) → (logp, entropy), both [N, T], without gradient.
         zeros: params → gradient accumulators, at least float32.
-        accumulate: (accumulators, params, batch, counts, stats, num_targets) → (accumulators, (loss, metrics));
+        accumulate: (accumulators, params, batch, counts, stats, num_targets) → (accumulators,
+            (loss, metrics));
             accumulators are donated.
         norm: gradients → their global norm.
         apply: (state, gradients) → state; the old state is donated.
@@ -66,8 +67,10 @@ def make_train_functions(
     """Compile-on-call functions for one model, one loss and one optimiser.
 
     Args:
-        loss: ``(logp, entropy, batch, counts, stats) → (contribution, metrics)`` of a micro-batch: contributions
-            of the micro-batches of an optimiser batch sum to its loss, so gradients are simply added.
+        loss: ``(logp, entropy, batch, counts, stats) → (contribution, metrics)`` of a micro-
+            batch: contributions
+            of the micro-batches of an optimiser batch sum to its loss, so gradients are simply
+            added.
         temperature: τ of the policy.
         remat: recompute layers in the backward pass.
     """
@@ -125,7 +128,7 @@ def make_train_functions(
 def sampler_gap(
     logp: Float[Array, "N T"], batch: Batch
 ) -> dict[str, tuple[Float[Array, ""], Array]]:
-    """How far trainer and sampler are apart on the trained tokens: (sum, count), and (largest, 1) under "/max"."""
+    """Trainer against sampler on the trained tokens: (sum, count), (largest, 1) under "/max"."""
     logp = jax.lax.stop_gradient(logp)
     gap = jnp.where(batch.mask, logp - batch.logp_sampler.astype(logp.dtype), 0.0)
     count = jnp.sum(batch.mask).astype(logp.dtype)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The jaxrl_llm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Run by test_update.py in a process with float64: prints how far gradients of equal batches are apart."""
+"""Run by test_update.py with float64: prints how far gradients of equal batches are apart."""
 
 import json
 import sys

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The jaxrl_llm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Whole runs of `configs/tiny_grpo.py`, as a user starts them: same seed, kill, stop, change, fail."""
+"""Whole runs of `configs/tiny_grpo.py` as a user starts them: same seed, kill, stop, change."""
 
 import json
 import os
