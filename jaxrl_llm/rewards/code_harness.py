@@ -2,27 +2,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs beside a model-written program, in its process, in the sandbox: trusted with nothing.
 
-This file alone is copied into the sandbox, so it imports the standard library only. It is told what
-to call and never what to expect; what it reports is data for the parent to compare, and a report
-that is missing or malformed counts against the program.
+This file alone is copied into the sandbox, so it imports the standard library only, and little of
+it, for it starts many times a second. It is told what to call and never what to expect; what it
+reports is data for the parent to compare, and a report that is missing or malformed counts against
+the program.
 
     python3 harness.py calls   RESULTS    imports candidate.py, makes the calls of cases.json
     python3 harness.py program RESULTS    runs candidate.py as a program
     python3 harness.py build   RESULTS    runs the build command of recipe.json, then the program's
-    python3 harness.py judge   RESULTS    evaluates the conditions of cases.json; no candidate
-    around
+    python3 harness.py judge   RESULTS    evaluates the conditions of cases.json, no candidate near
 
 `encode` and `decode` carry Python values as JSON without losing their types.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import runpy
-import subprocess
 import sys
+from importlib.machinery import SourceFileLoader
 
 _PLAIN_INT = 1 << 53
 
@@ -90,10 +88,10 @@ def _report(results, *row):
     results.flush()
 
 
-def _load_candidate():
-    spec = importlib.util.spec_from_file_location("candidate", "candidate.py")
-    spec.loader.get_code("candidate")  # raises SyntaxError before anything of it has run
-    return spec, importlib.util.module_from_spec(spec)
+def _compile_candidate():
+    loader = SourceFileLoader("candidate", "candidate.py")
+    loader.get_code("candidate")  # raises SyntaxError before anything of it has run
+    return loader
 
 
 def _target(namespace, dotted):
@@ -109,10 +107,11 @@ def _target(namespace, dotted):
 
 def _calls(results):
     job = _read("cases.json")
-    spec, module = _load_candidate()
+    loader = _compile_candidate()
     _report(results, "compiled")
-    sys.modules["candidate"] = module
-    spec.loader.exec_module(module)
+    module = sys.modules["candidate"] = type(sys)("candidate")
+    module.__file__ = "candidate.py"
+    loader.exec_module(module)
     namespace = dict(module.__dict__)
     exec(job.get("setup", ""), namespace)  # the task's own text, not the model's
     for index, case in enumerate(job["cases"]):
@@ -129,7 +128,9 @@ def _calls(results):
 
 
 def _program(results):
-    _load_candidate()
+    import runpy
+
+    _compile_candidate()
     _report(results, "compiled")
     results.close()
     sys.argv = ["candidate.py"]
@@ -137,6 +138,8 @@ def _program(results):
 
 
 def _build(results):
+    import subprocess
+
     recipe = _read("recipe.json")
     for command in recipe["build"]:
         if subprocess.run(command, stdin=subprocess.DEVNULL, stdout=2).returncode != 0:
