@@ -24,10 +24,15 @@ from jaxrl_llm.errors import NonFinite, RequestError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Params, unstack_layers
 from jaxrl_llm.rollout.kv_cache import copy_pages, default_num_pages, init_pages
-from jaxrl_llm.rollout.programs import DecodeSlots, decode, prefill
-from jaxrl_llm.rollout.sampling import MAX_STOP_IDS, SamplingParams
+from jaxrl_llm.rollout.layout import decode_slots, prefill_chunks
+from jaxrl_llm.rollout.programs import decode, prefill
+from jaxrl_llm.rollout.sampling import SamplingParams
 from jaxrl_llm.rollout.scheduler import NULL_PAGE, Admission, Request, Sample, Scheduler
 from jaxrl_llm.types import Rollout
+
+MIN_ROWS = 8  # of any program: products with one row, and norms of few, have other last bits
+MIN_FEWER_ROWS = 16
+WORTH_FEWER_ROWS = 16  # steps that must remain before the host turns to a program of fewer rows
 
 __all__ = ["Engine", "EngineConfig", "EngineStats", "Request", "SamplingParams"]
 
@@ -39,12 +44,12 @@ class EngineConfig:
     Attributes:
         max_prompt_tokens: the longest prompt.
         max_new_tokens: the most tokens of a completion.
-        slots: sequences decoded at a time (at least 2: a product with one row has other last bits).
+        slots: sequences decoded at a time.
         page_size: tokens in a page of the cache.
         num_pages: pages in all; None: enough that groups fill every slot (`default_num_pages`).
         group_size: samples per prompt that the default pool is made for.
         decode_steps: the most tokens per slot between two looks of the host.
-        prefill_tokens: prompt tokens computed at a time.
+        prefill_tokens: prompt tokens computed at a time (more suits an accelerator).
     """
 
     max_prompt_tokens: int
@@ -54,12 +59,12 @@ class EngineConfig:
     num_pages: int | None = None
     group_size: int = 1
     decode_steps: int = 64
-    prefill_tokens: int = 256
+    prefill_tokens: int = 64
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            least = {"slots": 2, "num_pages": 2, "prefill_tokens": 2}.get(field.name, 1)
+            least = {"num_pages": 2, "prefill_tokens": MIN_ROWS}.get(field.name, 1)
             if value is not None and value < least:
                 raise RequestError(f"bad {field.name}", got=value, expected=f"≥ {least}")
 
@@ -220,16 +225,13 @@ class Engine:
 
     def _prefill(self, admission: Admission) -> None:
         """Compute new prompts in chunks, then copy partial pages to those who write on them."""
-        by_chunk: dict[int, list] = {}
-        for tokens, pages in admission.prefills:
-            chunk = self._chunk(len(tokens))
-            for start in range(0, len(tokens), chunk):
-                by_chunk.setdefault(chunk, []).append((tokens[start : start + chunk], start, pages))
-            self.stats.prefill_tokens += len(tokens)
-        for chunk, work in by_chunk.items():
-            rows = max(2, self.config.prefill_tokens // chunk)
-            for first in range(0, len(work), rows):
-                self._prefill_chunk(work[first : first + rows], rows, chunk)
+        for chunk, tokens in prefill_chunks(
+            admission.prefills, self.config.prefill_tokens, self._table_width
+        ):
+            self._count_program("prefill")
+            self._pages = prefill(self._params, self.model_config, self._pages, chunk)
+            self.stats.prefill_tokens += tokens
+            self.stats.prefill_slots += self.config.prefill_tokens
         size = self.config.slots
         for first in range(0, len(admission.copies), size):
             part = admission.copies[first : first + size]
@@ -239,26 +241,16 @@ class Engine:
             self._pages = copy_pages(self._pages, pairs[:, 0], pairs[:, 1])
             self.stats.copied_pages += len(part)
 
-    def _prefill_chunk(self, work: list, rows: int, chunk: int) -> None:
-        tokens = np.zeros((rows, chunk), np.int32)
-        start, length = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
-        tables = np.full((rows, self._table_width), NULL_PAGE, np.int32)
-        for row, (part, first, pages) in enumerate(work):
-            tokens[row, : len(part)] = part
-            start[row], length[row] = first, len(part)
-            tables[row, : len(pages)] = pages
-        self._count_program("prefill", rows, chunk)
-        self.stats.prefill_slots += rows * chunk
-        self._pages = prefill(
-            self._params, self.model_config, self._pages, tokens, start, length, tables
-        )
-
     def _decode(self, scheduler: Scheduler) -> list[tuple[Sample, str]]:
         """Decode the running samples for a while; those that ended, with the reason."""
         running = list(scheduler.running)
-        rows = self.config.slots
-        leave_at = len(running) - 1 if scheduler.has_waiting else 0
-        slots = _decode_slots(running, rows, self._table_width)
+        rows, fewer = self._rows(len(running))
+        if scheduler.has_waiting:
+            leave_at = len(running) - 1
+        else:
+            longest = max(sample.last_position - sample.position for sample in running)
+            leave_at = fewer if longest >= WORTH_FEWER_ROWS else 0
+        slots = decode_slots(running, rows, self._table_width)
         steps = min(self.config.decode_steps, self.config.max_new_tokens)
         self._count_program("decode", rows, steps)
         version = self.version
@@ -288,48 +280,22 @@ class Engine:
         config = self.config
         return Scheduler(slots=config.slots, page_size=config.page_size, num_pages=self.num_pages)
 
-    def _chunk(self, prompt_tokens: int) -> int:
-        """Chunk length for a prompt: it depends on the prompt alone, so do its keys' last bits."""
-        chunk = min(16, self.config.prefill_tokens)
-        while chunk < prompt_tokens and 2 * chunk <= self.config.prefill_tokens // 2:
-            chunk *= 2
-        return chunk
+    def _rows(self, running: int) -> tuple[int, int]:
+        """Rows of the decode program for so many samples, and of the next smaller one (or 0).
+
+        Programs have all the slots' rows, a quarter of them, and so on down to 16: the tail of the
+        work costs what it holds. XLA's CPU code sums small arrays in an order of its own for every
+        shape; from 16 rows on, at the width of SmolLM2 or more, a sample's numbers were the same to
+        the last bit for any number of rows.
+        """
+        rows = max(MIN_ROWS, self.config.slots)
+        while rows // 4 >= max(MIN_FEWER_ROWS, running):
+            rows //= 4
+        return rows, rows // 4 if rows // 4 >= MIN_FEWER_ROWS else 0
 
     def _count_program(self, *shape: object) -> None:
         self._programs.add(shape)
         self.stats.programs = len(self._programs)
-
-
-def _decode_slots(running: list[Sample], rows: int, width: int) -> DecodeSlots:
-    """The running samples as rows of arrays, the rest idle."""
-    assert 0 < len(running) <= rows, (len(running), rows)
-
-    def column(values: list, dtype: type, fill: object = 0) -> np.ndarray:
-        out = np.full(rows, fill, dtype)
-        out[: len(values)] = values
-        return out
-
-    tables = np.full((rows, width), NULL_PAGE, np.int32)
-    stop_ids = np.full((rows, MAX_STOP_IDS), -1, np.int32)
-    for row, sample in enumerate(running):
-        tables[row, : len(sample.pages)] = sample.pages
-        ids = sample.request.params.stop_ids
-        stop_ids[row, : len(ids)] = ids
-    params = [sample.request.params for sample in running]
-    return DecodeSlots(
-        tables=tables,
-        token=column([s.next_input for s in running], np.int32),
-        position=column([s.position for s in running], np.int32),
-        active=column([True] * len(running), np.bool_, False),
-        write_from=column([len(s.request.prompt.tokens) for s in running], np.int32),
-        last_position=column([s.last_position for s in running], np.int32),
-        temperature=column([p.temperature for p in params], np.float32, 1.0),
-        top_p=column([p.top_p for p in params], np.float32, 1.0),
-        stop_ids=stop_ids,
-        seed=column([p.seed for p in params], np.uint32),
-        uid=column([s.request.uid for s in running], np.uint32),
-        sample=column([s.index for s in running], np.uint32),
-    )
 
 
 def _rollout(sample: Sample, reason: str) -> Rollout:

@@ -9,6 +9,7 @@ stop ids, seeds, when to leave the loop) are array arguments. Pages are donated 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -55,27 +56,50 @@ class DecodeSlots:
     sample: UInt[Rows, " S"]
 
 
+@struct.dataclass
+class PrefillChunk:
+    """N tokens of some prompts, laid out twice: flat for the products, so that little is padded,
+    and as R rows of up to C consecutive tokens of one prompt for attention.
+
+    Attributes:
+        tokens: the tokens, flat.
+        row, column: where each token stands among the rows.
+        wanted: False on the padding at the end.
+        index: the inverse of (row, column): which flat token stands there (any, where none does).
+        start: position of each row's first token within its prompt.
+        tables: block table of each row's prompt.
+    """
+
+    tokens: Int[Rows, " N"]
+    row: Int[Rows, " N"]
+    column: Int[Rows, " N"]
+    wanted: Bool[Rows, " N"]
+    index: Int[Rows, "R C"]
+    start: Int[Rows, " R"]
+    tables: Int[Rows, "R M"]
+
+
 def _run_layers(
     params: Params,
     config: ModelConfig,
     pages: KVPages,
     tokens: Int[Array, "S T"],
     positions: Int[Array, "S T"],
-    wanted: Bool[Array, "S T"],
-    tables: Int[Array, "S M"],
+    places: tuple[Int[Array, "S T"], Int[Array, "S T"]],
+    read: Callable[[Array, Array, Array], Array],
 ) -> tuple[Float[Array, "S T D"], KVPages]:
-    """Run tokens through the decoder, writing their keys and values where wanted."""
+    """Run tokens through the decoder: write their keys and values to `places` (page and offset),
+    then attend by ``read(q, k_pages, v_pages)``."""
     x = params["embed"][tokens]
     cos, sin = rotary_tables(positions, config.head_dim, config.rope_theta, x.dtype)
-    page, offset = page_slots(tables, positions, wanted, pages[0][0].shape[1])
     written = []
 
     def attend(q, k, v):
         k_pages, v_pages = pages[len(written)]
-        k_pages = write_tokens(k_pages, k, page, offset)
-        v_pages = write_tokens(v_pages, v, page, offset)
+        k_pages = write_tokens(k_pages, k, *places)
+        v_pages = write_tokens(v_pages, v, *places)
         written.append((k_pages, v_pages))
-        return paged_attention(q, k_pages, v_pages, tables, positions)
+        return read(q, k_pages, v_pages)
 
     for layer in params["layers"]:
         x = block(layer, config, x, cos, sin, attend)
@@ -83,23 +107,26 @@ def _run_layers(
 
 
 @functools.partial(jax.jit, static_argnames="config", donate_argnames="pages")
-def prefill(
-    params: Params,
-    config: ModelConfig,
-    pages: KVPages,
-    tokens: Int[Array, "R C"],
-    start: Int[Array, " R"],
-    length: Int[Array, " R"],
-    tables: Int[Array, "R M"],
-) -> KVPages:
-    """Keys and values of a chunk of each row's prompt: `length` tokens from position `start` on.
+def prefill(params: Params, config: ModelConfig, pages: KVPages, chunk: PrefillChunk) -> KVPages:
+    """Keys and values of a chunk of prompts. No logits are computed.
 
-    Earlier chunks of the same prompt are read from the pages. No logits are computed.
+    A row sees what earlier chunks, and earlier rows of this one, wrote to its prompt's pages.
     """
-    index = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
-    positions = start[:, None] + index
+    positions = (chunk.start[chunk.row] + chunk.column)[:, None]
+    page, offset = page_slots(
+        chunk.tables[chunk.row], positions, chunk.wanted[:, None], pages[0][0].shape[1]
+    )
+    row_positions = (
+        chunk.start[:, None] + jnp.arange(chunk.index.shape[1], dtype=jnp.int32)[None, :]
+    )
+
+    def read(q, k_pages, v_pages):
+        by_row = q[0][chunk.index]
+        out = paged_attention(by_row, k_pages, v_pages, chunk.tables, row_positions)
+        return out[chunk.row, chunk.column][None]
+
     _, pages = _run_layers(
-        params, config, pages, tokens, positions, index < length[:, None], tables
+        params, config, pages, chunk.tokens[None], positions.T, (page.T, offset.T), read
     )
     return pages
 
@@ -133,15 +160,13 @@ def decode(
     def one_step(state):
         step, pages, token, position, active, tokens, logps, drawn = state
         wanted = active & (position >= slots.write_from)
-        hidden, pages = _run_layers(
-            params,
-            config,
-            pages,
-            token[:, None],
-            position[:, None],
-            wanted[:, None],
-            slots.tables,
-        )
+        at = position[:, None]
+        places = page_slots(slots.tables, at, wanted[:, None], pages[0][0].shape[1])
+
+        def read(q, k_pages, v_pages):
+            return paged_attention(q, k_pages, v_pages, slots.tables, at)
+
+        hidden, pages = _run_layers(params, config, pages, token[:, None], at, places, read)
         with jax.named_scope("sample"):
             uniform = position_uniforms(keys, position + 1)
             chosen, logp = sample_tokens(

@@ -10,6 +10,7 @@ random number per logit and no sort of the vocabulary.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt
 from jaxrl_llm.errors import RequestError
 
 MAX_STOP_IDS = 8
-CDF_BLOCK = 256
+CDF_BLOCK = 128  # divides the vocabularies of Llama, SmolLM2, Qwen and Gemma
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,22 +59,19 @@ class SamplingParams:
 def sequence_keys(
     seed: UInt[Array, " S"], uid: UInt[Array, " S"], sample: UInt[Array, " S"]
 ) -> Key[Array, " S"]:
-    """The key of each sequence; `position_uniforms` folds the position in."""
-
-    def one(seed, uid, sample):
-        key = jax.random.fold_in(jax.random.key(seed), uid)
-        return jax.random.fold_in(key, sample)
-
-    return jax.vmap(one)(seed, uid, sample)
+    """The key of each sequence: `sample` folded into the Threefry key (seed, uid), where any two
+    words make a key (https://doi.org/10.1145/2063384.2063405)."""
+    keys = jax.random.wrap_key_data(jnp.stack([seed, uid], axis=-1), impl="threefry2x32")
+    return jax.vmap(jax.random.fold_in)(keys, sample)
 
 
 def position_uniforms(keys: Key[Array, " S"], position: Int[Array, " S"]) -> Float[Array, " S"]:
-    """One float32 uniform in [0, 1) for the token at `position` of each sequence."""
+    """One float32 uniform in [0, 1), of 24 bits, for the token at `position` of each sequence.
 
-    def one(key, position):
-        return jax.random.uniform(jax.random.fold_in(key, position), dtype=jnp.float32)
-
-    return jax.vmap(one)(keys, position)
+    Folding in is one Threefry block, and its output is the random word: nothing is drawn twice.
+    """
+    words = jax.random.key_data(jax.vmap(jax.random.fold_in)(keys, position))[:, 0]
+    return (words >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)
 
 
 def sample_tokens(
@@ -88,36 +86,61 @@ def sample_tokens(
     top-p set, and ``logp = log softmax(logits/τ)[token]`` *not* restricted. Rows with τ = 0 take
     the first largest logit and its log-probability under softmax(logits).
 
-    The uniform number has 23 random bits, so probabilities are honoured to about 1e-7.
+    The uniform number has 24 random bits, so probabilities are honoured to about 1e-7.
     """
+    rows = logits.shape[0]
     greedy = temperature == 0.0
     scale = jnp.where(greedy, 1.0, temperature).astype(logits.dtype)
-    shifted = (logits - jnp.max(logits, axis=-1, keepdims=True)) / scale[:, None]
-    weights = jnp.exp(shifted)
-    total = jnp.sum(weights, axis=-1)
-    with jax.named_scope("top_p"):
-        kept = jax.lax.cond(
-            jnp.any((top_p < 1.0) & ~greedy),
-            lambda: jnp.where(top_p_set(weights, top_p), weights, 0.0),
-            lambda: weights,
+    top = jnp.max(logits, axis=-1)
+    blocks = _blocks(logits, -jnp.inf)
+
+    def weigh(part: Float[Array, "S b n"]) -> Float[Array, "S b n"]:
+        return jnp.exp((part - top[:, None, None]) / scale[:, None, None])
+
+    sums = jnp.sum(weigh(blocks), axis=-1)
+    total = jnp.sum(sums, axis=-1)
+
+    def from_all():
+        target = uniform.astype(total.dtype) * total
+        return _inverse_cdf(target, sums, lambda b: weigh(_take_block(blocks, b)))
+
+    def from_top_p():
+        weights = weigh(blocks).reshape(rows, -1)
+        kept = jnp.where(top_p_set(weights, top_p), weights, 0.0).reshape(blocks.shape)
+        held = jnp.sum(kept, axis=-1)
+        target = uniform.astype(total.dtype) * jnp.sum(held, axis=-1)
+        return _inverse_cdf(target, held, lambda b: _take_block(kept, b))
+
+    with jax.named_scope("draw"):
+        drawn = jax.lax.cond(jnp.any((top_p < 1.0) & ~greedy), from_top_p, from_all)
+    with jax.named_scope("greedy"):
+        best = jax.lax.cond(
+            jnp.any(greedy), lambda: jnp.argmax(logits, axis=-1).astype(jnp.int32), lambda: drawn
         )
-    with jax.named_scope("inverse_cdf"):
-        drawn = _inverse_cdf(kept, uniform)
-    token = jnp.where(greedy, jnp.argmax(logits, axis=-1).astype(jnp.int32), drawn)
-    logp = jnp.take_along_axis(shifted, token[:, None], axis=-1)[:, 0] - jnp.log(total)
-    return token, logp
+    token = jnp.where(greedy, best, drawn)
+    chosen = jnp.take_along_axis(logits, token[:, None], axis=-1)[:, 0]
+    return token, (chosen - top) / scale - jnp.log(total)
 
 
-def _inverse_cdf(weights: Float[Array, "S V"], uniform: Float[Array, " S"]) -> Int[Array, " S"]:
-    """Two levels: a block of the vocabulary by the blocks' sums, then a token within it."""
-    rows, vocab = weights.shape
-    padded = jnp.pad(weights, ((0, 0), (0, -vocab % CDF_BLOCK)))
-    blocks = padded.reshape(rows, -1, CDF_BLOCK)
-    sums = jnp.sum(blocks, axis=-1)
-    target = uniform.astype(weights.dtype) * jnp.sum(sums, axis=-1)
+def _blocks(x: Float[Array, "S V"], fill: float) -> Float[Array, "S b n"]:
+    """The vocabulary in blocks of CDF_BLOCK, the last one filled up."""
+    x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % CDF_BLOCK)), constant_values=fill)
+    return x.reshape(x.shape[0], -1, CDF_BLOCK)
+
+
+def _take_block(blocks: Float[Array, "S b n"], index: Int[Array, " S"]) -> Float[Array, "S 1 n"]:
+    return jnp.take_along_axis(blocks, index[:, None, None], axis=1)
+
+
+def _inverse_cdf(
+    target: Float[Array, " S"],
+    sums: Float[Array, "S b"],
+    masses_of: Callable[[Int[Array, " S"]], Float[Array, "S 1 n"]],
+) -> Int[Array, " S"]:
+    """The first id whose running mass exceeds the target: first a block, by the blocks' sums, then
+    an id within it."""
     block, before = _first_above(sums, target)
-    inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0, :]
-    token, _ = _first_above(inside, target - before)
+    token, _ = _first_above(masses_of(block)[:, 0, :], target - before)
     return block * CDF_BLOCK + token
 
 
@@ -128,13 +151,20 @@ def _first_above(
 
     Never an index of mass 0; where rounding leaves no sum above the target, the last with mass.
     """
-    running = jnp.cumsum(masses, axis=-1)
+    running = _running_sums(masses)
     has_mass = masses > 0.0
     above = (running > target[:, None]) & has_mass
     last = masses.shape[-1] - 1 - jnp.argmax(has_mass[:, ::-1], axis=-1)
     index = jnp.where(jnp.any(above, axis=-1), jnp.argmax(above, axis=-1), last).astype(jnp.int32)
-    chosen = lambda x: jnp.take_along_axis(x, index[:, None], axis=-1)[:, 0]  # noqa: E731
-    return index, chosen(running) - chosen(masses)
+    before = jnp.take_along_axis(running, jnp.maximum(index - 1, 0)[:, None], axis=-1)[:, 0]
+    return index, jnp.where(index > 0, before, 0.0)
+
+
+def _running_sums(x: Float[Array, "S n"]) -> Float[Array, "S n"]:
+    """cumsum as a product with a triangle: a scan would take seconds to compile."""
+    count = x.shape[-1]
+    triangle = jnp.triu(jnp.ones((count, count), x.dtype))
+    return jnp.einsum("sn,nm->sm", x, triangle, precision=jax.lax.Precision.HIGHEST)
 
 
 def top_p_set(weights: Float[Array, "S V"], top_p: Float[Array, " S"]) -> Bool[Array, "S V"]:
@@ -164,7 +194,9 @@ def top_p_set(weights: Float[Array, "S V"], top_p: Float[Array, " S"]) -> Bool[A
     least = as_float(low)[:, None]
     larger, equal = weights > least, weights == least
     missing = goal - jnp.sum(jnp.where(larger, weights, 0.0), axis=-1)
-    rank = jnp.cumsum(equal, axis=-1, dtype=jnp.int32)
-    needed = jnp.ceil(missing[:, None] / jnp.where(least > 0.0, least, 1.0))
-    kept = larger | (equal & (rank <= jnp.maximum(needed, 1.0).astype(jnp.int32)))
+    needed = jnp.maximum(jnp.ceil(missing / jnp.where(least > 0.0, least, 1.0)[:, 0]), 1.0)
+    ties = _blocks(equal.astype(weights.dtype), 0.0)
+    last_kept = _inverse_cdf(needed - 0.5, jnp.sum(ties, axis=-1), lambda b: _take_block(ties, b))
+    ids = jnp.arange(weights.shape[-1], dtype=jnp.int32)[None, :]
+    kept = larger | (equal & (ids <= last_kept[:, None]))
     return kept | (top_p >= 1.0)[:, None]

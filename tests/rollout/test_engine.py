@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.errors import NonFinite, RequestError
-from jaxrl_llm.models.transformer import forward, logits
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.transformer import forward, init_params, logits
 from jaxrl_llm.rollout.engine import Engine, EngineConfig, Request, SamplingParams
 from jaxrl_llm.types import Prompt
 
@@ -44,14 +45,14 @@ def dense_greedy(params, config, tokens, count):
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_greedy_equals_a_dense_loop(tiny_config, tiny_params, page_size):
-    """Prompts of one token, exactly one page, several pages, longer than a prefill chunk."""
+    """Prompts of one token, exactly one page, several pages, longer than a prefill chunk (48) and
+    than a block of keys (64 with their completions)."""
     config = EngineConfig(
         max_prompt_tokens=64,
-        max_new_tokens=12,
+        max_new_tokens=64,
         slots=4,
         page_size=page_size,
-        prefill_tokens=16,
-        decode_steps=5,
+        prefill_tokens=48,
     )
     engine = Engine(tiny_config, tiny_params, config)
     lengths = [1, 2, page_size, 3 * page_size, 3 * page_size + 1, 41, 64]
@@ -69,7 +70,7 @@ def test_greedy_equals_a_dense_loop(tiny_config, tiny_params, page_size):
 
 
 def make_engine(config, params, **sizes) -> Engine:
-    defaults = dict(max_prompt_tokens=64, max_new_tokens=64, slots=4, page_size=4)
+    defaults = dict(max_prompt_tokens=64, max_new_tokens=64, slots=8, page_size=4)
     return Engine(config, params, EngineConfig(**{**defaults, "prefill_tokens": 64, **sizes}))
 
 
@@ -97,7 +98,7 @@ def mixed_requests(count: int = 10, seed: int = 0, new: int = 9) -> list[Request
 
 def test_freed_slots_are_refilled(tiny_config, tiny_params):
     """Lengths 64, 4, 4, 4 three times on 4 slots: rounds would take 192 steps; 72 are enough."""
-    engine = make_engine(tiny_config, tiny_params)
+    engine = make_engine(tiny_config, tiny_params, slots=4)
     requests = [
         Request(prompt(5, i), SamplingParams(max_tokens=length), uid=i)
         for i, length in enumerate([64, 4, 4, 4] * 3)
@@ -123,20 +124,37 @@ def test_a_small_pool_is_used_again_and_again(tiny_config, tiny_params):
 
 
 def test_draws_depend_on_nothing_else_in_the_batch(tiny_config, tiny_params):
-    """Equal to the last bit in another order, on other slots and pages, and alone; on an engine of
-    another number of slots the same tokens with log-probabilities equal to rounding."""
+    """To the last bit: in another order, on other slots and pages, alone."""
     requests = mixed_requests()
-    engine = make_engine(tiny_config, tiny_params, slots=8)
+    engine = make_engine(tiny_config, tiny_params)
     together = by_sample(engine.generate(requests))
     assert by_sample(engine.generate(reversed(requests))) == together
     for request in requests:
         for key, value in by_sample(engine.generate([request])).items():
             assert value == together[key]
-    for slots in (2, 16):
-        other = by_sample(make_engine(tiny_config, tiny_params, slots=slots).generate(requests))
-        for key, (tokens, logps) in other.items():
-            assert tokens == together[key][0]
-            np.testing.assert_allclose(logps, together[key][1], atol=2e-6)
+
+
+def test_draws_do_not_depend_on_the_engines_sizes():
+    """To the last bit, at the width of a real model (XLA's code for very small arrays differs from
+    shape to shape): decode programs of 8 to 64 rows, other chunks and pages."""
+    config = ModelConfig(
+        vocab_size=1000,
+        hidden_size=576,
+        intermediate_size=600,
+        num_layers=1,
+        num_heads=9,
+        num_kv_heads=3,
+        head_dim=64,
+        tie_word_embeddings=True,
+    )
+    params = jax.tree.map(
+        lambda x: x * jnp.float32(5) if x.ndim > 1 else x, init_params(config, jax.random.key(1))
+    )
+    requests = mixed_requests(8)
+    expected = by_sample(make_engine(config, params).generate(requests))
+    for sizes in (dict(slots=64, prefill_tokens=32), dict(slots=16, page_size=16, decode_steps=3)):
+        engine = make_engine(config, params, **sizes)
+        assert by_sample(engine.generate(requests)) == expected
 
 
 def test_the_seed_decides(tiny_config, tiny_params):
@@ -152,7 +170,7 @@ def test_the_seed_decides(tiny_config, tiny_params):
 
 def test_frequencies_of_first_tokens_match_the_model(tiny_config, tiny_params):
     """Over 1024 samples of one prompt; chi-square over the 6 likeliest tokens and the rest."""
-    engine = make_engine(tiny_config, tiny_params, slots=64)
+    engine = make_engine(tiny_config, tiny_params)
     tokens = prompt(9)
     request = Request(tokens, SamplingParams(max_tokens=1, temperature=0.8, seed=11), n=1024)
     rollouts = list(engine.generate([request]))
@@ -193,12 +211,12 @@ def test_any_stop_id_ends_a_completion(tiny_config, tiny_params, which):
 
 
 def test_requests_that_never_fit_are_refused_before_anything_runs(tiny_config, tiny_params):
-    engine = make_engine(tiny_config, tiny_params, max_new_tokens=32, num_pages=20)
+    engine = make_engine(tiny_config, tiny_params, num_pages=20)
     good = Request(prompt(5), SamplingParams(max_tokens=4), uid=1)
     bad = {
         "empty prompt": Request(prompt(0), SamplingParams(max_tokens=4)),
         "prompt that is too long": Request(prompt(65), SamplingParams(max_tokens=4)),
-        "too many max_tokens": Request(prompt(5), SamplingParams(max_tokens=33)),
+        "too many max_tokens": Request(prompt(5), SamplingParams(max_tokens=65)),
         "more pages": Request(prompt(64), SamplingParams(max_tokens=32)),
         "outside the vocabulary": Request(Prompt("x", (1, 97), ""), SamplingParams(max_tokens=4)),
         "no samples": Request(prompt(5), SamplingParams(max_tokens=4), n=0),
@@ -264,12 +282,14 @@ def test_compilations_are_bounded(tiny_config, tiny_params):
         if event == "/jax/core/compile/backend_compile_duration":
             compiled.append(event)
 
-    sizes = dict(slots=6, page_size=8, max_prompt_tokens=100, max_new_tokens=16)
+    sizes = dict(
+        slots=6, page_size=8, max_prompt_tokens=100, max_new_tokens=16
+    )  # a program of its own
     engine = make_engine(tiny_config, tiny_params, **sizes)
     jax.monitoring.register_event_duration_secs_listener(listen)
     list(engine.generate([Request(prompt(n), SamplingParams(max_tokens=2), n=2) for n in [5, 100]]))
     warm = len(compiled)
-    assert 1 <= warm <= engine.stats.programs <= 6
+    assert 1 <= warm <= engine.stats.programs <= 3
     for seed in range(4):
         requests = mixed_requests(20, seed, new=16)
         stops = [
@@ -277,7 +297,7 @@ def test_compilations_are_bounded(tiny_config, tiny_params):
             for i, r in enumerate(requests)
         ]
         list(engine.generate(stops))
-    assert len(compiled) <= engine.stats.programs <= 6
+    assert len(compiled) <= engine.stats.programs <= 3  # prefill, copy, decode
 
 
 def test_one_generate_at_a_time(tiny_config, tiny_params):
