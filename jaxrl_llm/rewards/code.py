@@ -12,7 +12,7 @@ from concurrent import futures
 from typing import Any
 
 from jaxrl_llm.errors import RewardError
-from jaxrl_llm.rewards.code_tests import LANGUAGES, CodeReport, run_tests
+from jaxrl_llm.rewards.code_tests import LANGUAGES, CodeReport, Language, run_tests
 from jaxrl_llm.rewards.sandbox import Limits, Runner, Sandbox
 from jaxrl_llm.types import Reward, Rollout
 
@@ -108,7 +108,8 @@ class CodeReward:
         extract: from a rollout to the program's text, or None.
         runner: where programs run.
         limits: of each run.
-        language: a name from `LANGUAGES`; tests of the kinds calls and asserts are for Python.
+        language: a name from `LANGUAGES`, or a recipe of one's own; tests of the kinds calls and
+            asserts are for Python.
         judge: a reward function with values in [0, 1], asked about programs that compile.
     """
 
@@ -116,11 +117,11 @@ class CodeReward:
     extract: Callable[[Rollout], str | None] = last_fenced_block
     runner: Runner = Sandbox()
     limits: Limits = Limits()
-    language: str = "python"
+    language: str | Language = "python"
     judge: Callable[[Sequence[Rollout]], Sequence[Any]] | None = None
 
     def __post_init__(self) -> None:
-        if self.language not in LANGUAGES:
+        if not isinstance(self.language, Language) and self.language not in LANGUAGES:
             raise RewardError(
                 "unknown programming language",
                 got=repr(self.language),
@@ -179,7 +180,9 @@ class CodeReward:
         return {**parts, "passed": float(bool(passed) and all(passed))}, notes
 
     def _run(self, program: str, tests: Mapping[str, Any]) -> CodeReport:
-        language = LANGUAGES[self.language]
+        language = self.language
+        if not isinstance(language, Language):
+            language = LANGUAGES[language]
         return run_tests(program, tests, self.runner, limits=self.limits, language=language)
 
     def _reward(self, parts: dict[str, float], notes: tuple[str, ...]) -> Reward:

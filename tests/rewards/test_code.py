@@ -18,7 +18,7 @@ from jaxrl_llm.rewards.code import (
     last_fenced_block,
 )
 from jaxrl_llm.rewards.code_harness import decode, encode
-from jaxrl_llm.rewards.code_tests import LANGUAGES, run_tests, same
+from jaxrl_llm.rewards.code_tests import LANGUAGES, Language, run_tests, same
 from jaxrl_llm.rewards.sandbox import Job, Limits, Outcome, Sandbox
 from jaxrl_llm.types import Prompt, Reward, Rollout
 
@@ -145,6 +145,9 @@ def test_other_languages():
     tests = {"kind": "stdio", "cases": [{"stdin": "b\na\n", "stdout": "a\nb"}]}
     assert _passed("sort", tests, "shell") == [True]
     assert _passed("sort -r", tests, "shell") == [False]
+    recipe = Language("p.txt", (), ("sh", "-c", "sort p.txt"))
+    reward = CodeReward(limits=_LIMITS, language=recipe)
+    assert _graded("```\nb\na\n```", reward, hidden_tests=tests).value == 1.0
     report = run_tests("if", tests, Sandbox(), limits=_LIMITS, language=LANGUAGES["shell"])
     assert report.compiled is False and report.passed == (False,)
 
