@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 import jax
 import numpy as np
 
-from jaxrl_llm.errors import NonFinite, RequestError
+from jaxrl_llm.errors import ConfigError, NonFinite, RequestError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Params, unstack_layers
 from jaxrl_llm.rollout.kv_cache import copy_pages, default_num_pages, init_pages
@@ -66,7 +66,7 @@ class EngineConfig:
             value = getattr(self, field.name)
             least = {"num_pages": 2, "prefill_tokens": MIN_ROWS}.get(field.name, 1)
             if value is not None and value < least:
-                raise RequestError(f"bad {field.name}", got=value, expected=f"≥ {least}")
+                raise ConfigError(f"bad {field.name}", got=value, expected=f"≥ {least}")
 
 
 @dataclasses.dataclass

@@ -151,6 +151,7 @@ def decode(
         (the first entries of its row).
     """
     rows = slots.token.shape[0]
+    first = jnp.int32(0)
     keys = sequence_keys(slots.seed, slots.uid, slots.sample)
 
     def unfinished(state):
@@ -172,8 +173,10 @@ def decode(
             chosen, logp = sample_tokens(
                 logits(params, hidden[:, 0, :]), uniform, slots.temperature, slots.top_p
             )
-        tokens = jax.lax.dynamic_update_slice(tokens, chosen[:, None], (0, step))
-        logps = jax.lax.dynamic_update_slice(logps, logp.astype(jnp.float32)[:, None], (0, step))
+        tokens = jax.lax.dynamic_update_slice(tokens, chosen[:, None], (first, step))
+        logps = jax.lax.dynamic_update_slice(
+            logps, logp.astype(jnp.float32)[:, None], (first, step)
+        )
         drawn = drawn + active.astype(jnp.int32)
         token = jnp.where(active, chosen, token)
         position = position + active.astype(jnp.int32)
