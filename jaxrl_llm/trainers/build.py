@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.presets import resolve
 from jaxrl_llm.checkpoint.huggingface import save_folder
 from jaxrl_llm.checkpoint.manager import CheckpointManager
 from jaxrl_llm.checkpoint.pretrained import load
@@ -28,9 +27,10 @@ from jaxrl_llm.trainers.loop import Run
 from jaxrl_llm.trainers.optimizers import make_optimizer, make_schedule
 from jaxrl_llm.trainers.rl import RLTrainer
 from jaxrl_llm.trainers.run_directory import RunDirectory
-from jaxrl_llm.trainers.settings import RLConfig
+from jaxrl_llm.trainers.settings import RLConfig, counting_rewards, resolve_algorithm
 from jaxrl_llm.trainers.show import Show
 from jaxrl_llm.trainers.state import make_train_functions
+from jaxrl_llm.trainers.update import Updater
 from jaxrl_llm.types import Prompt, Rollout
 
 
@@ -70,7 +70,7 @@ def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, 
             else ({}, [])
         ),
         export=lambda: save_folder(
-            directory.path / "export", trainer.state.params, model.config, model.tokenizer
+            directory.path / "export", trainer.updater.state.params, model.config, model.tokenizer
         ),
         show=show,
     )
@@ -86,9 +86,7 @@ def build_trainer(
 ) -> RLTrainer:
     """The trainer over given parameters, which it takes over; the caller sets its prompts."""
     sampler, train = config.sampler, config.train
-    algorithm = resolve(
-        config.algo, group_size=sampler.group_size, max_tokens=sampler.max_new_tokens
-    )
+    algorithm = resolve_algorithm(config)
     updates = train.steps * train.epochs * train.minibatches
     functions = make_train_functions(
         model_config,
@@ -106,6 +104,21 @@ def build_trainer(
     engine = Engine(model_config, to_sampler(params), engine_config(sampler))
     params = jax.device_put(params, replicated(mesh))
     ref_params = jax.tree.map(jnp.copy, params) if algorithm.needs_ref else None
+    updater = Updater(
+        algorithm=algorithm,
+        functions=functions,
+        put=lambda batch: jax.device_put(batch, rows(mesh)),
+        state=functions.init(params),
+        learning_rate=make_schedule(config.optimizer, updates),
+        epochs=train.epochs,
+        minibatches=train.minibatches,
+        micro_batch=train.micro_batch,
+        max_targets=sampler.max_new_tokens,
+        seed=seed,
+        kl_coef=algorithm.kl_coef,
+        entropy_coef=algorithm.entropy_coef,
+        applied_entropy_coef=algorithm.entropy_coef,
+    )
     return RLTrainer(
         next_prompts=lambda: [],
         engine=engine,
@@ -117,18 +130,11 @@ def build_trainer(
         ),
         group_size=sampler.group_size,
         score=make_score(config, tokenizer),
-        algorithm=algorithm,
-        functions=functions,
+        reward_parts=tuple(counting_rewards(config.rewards)),
+        updater=updater,
         to_sampler=to_sampler,
-        put=lambda batch: jax.device_put(batch, rows(mesh)),
-        state=functions.init(params),
         ref_params=ref_params,
-        learning_rate=make_schedule(config.optimizer, updates),
-        epochs=train.epochs,
-        minibatches=train.minibatches,
-        micro_batch=train.micro_batch,
         longest_row=sampler.max_prompt_tokens + sampler.max_new_tokens,
-        seed=seed,
     )
 
 

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.algorithms.presets import resolve
 from jaxrl_llm.checkpoint.pretrained import peek
 from jaxrl_llm.data.pipeline import make_prompt
 from jaxrl_llm.models.config import ModelConfig
@@ -22,7 +21,7 @@ from jaxrl_llm.text.chat import encode_prompt
 from jaxrl_llm.text.tokenizer import Tokenizer
 from jaxrl_llm.trainers.build import build_data, check_mesh, stop_ids
 from jaxrl_llm.trainers.optimizers import make_optimizer
-from jaxrl_llm.trainers.settings import RLConfig
+from jaxrl_llm.trainers.settings import RLConfig, resolve_algorithm
 from jaxrl_llm.trainers.state import make_train_functions
 from jaxrl_llm.types import Batch, Prompt, Rollout
 
@@ -59,11 +58,7 @@ def memory(config: RLConfig, model_config: ModelConfig) -> dict[str, int]:
     """Bytes by purpose, from the run's own shapes; tracing the update proves that it builds."""
     dtype = jnp.dtype(config.model.dtype)
     params = abstract_params(model_config, dtype)
-    algorithm = resolve(
-        config.algo,
-        group_size=config.sampler.group_size,
-        max_tokens=config.sampler.max_new_tokens,
-    )
+    algorithm = resolve_algorithm(config)
     functions = make_train_functions(
         model_config,
         algorithm.loss,
@@ -79,7 +74,7 @@ def memory(config: RLConfig, model_config: ModelConfig) -> dict[str, int]:
     if not algorithm.needs_batch_stats:
         longest = config.sampler.max_new_tokens
         jax.eval_shape(
-            lambda *arrays: functions.accumulate(*arrays, None, longest),
+            lambda *arrays: functions.accumulate(*arrays, None, {}, longest),
             grads,
             params,
             batch,

@@ -24,7 +24,7 @@ class Run:
     """A built run: the trainer and everything around it.
 
     Attributes:
-        trainer: has `step`, `state`, `train_step()`.
+        trainer: has `step`, `train_step()`, `updater.state` and `host_state()`.
         total_steps: when the run is done.
         eval_every: steps between held-out evaluations; 0 means before and after only.
         checkpoint_every: steps between checkpoints; the last step is always saved.
@@ -106,8 +106,8 @@ def _train(run: Run, stop: StopFlag) -> int:
         return stop.exit_code
     result = run.show.result(run.export())
     run.directory.write_result(result)
-    run.show.finished(result)
     run.directory.write_text("DONE", time.strftime("%Y-%m-%d %H:%M:%S\n"))
+    run.show.finished(result)
     return 0
 
 
@@ -118,22 +118,18 @@ def resume(run: Run) -> int:
         run.show.start(0)
         return 0
     trainer = run.trainer
-    trainer.state, host = run.checkpoints.restore(step, abstract_like(trainer.state))
-    trainer.step, trainer.num_tokens = host["step"], host["num_tokens"]
+    updater = trainer.updater
+    updater.state, host = run.checkpoints.restore(step, abstract_like(updater.state))
+    trainer.set_host_state(host["trainer"])
     run.set_data_state(host["data"])
-    trainer.engine.set_params(trainer.to_sampler(trainer.state.params), trainer.step)
     run.show.start(step)
     return step
 
 
 def save(run: Run) -> None:
     """One checkpoint of everything that the next step depends on."""
-    host = {
-        "step": run.trainer.step,
-        "num_tokens": run.trainer.num_tokens,
-        "data": run.data_state(),
-    }
-    run.checkpoints.save(run.trainer.step, run.trainer.state, host)
+    host = {"trainer": run.trainer.host_state(), "data": run.data_state()}
+    run.checkpoints.save(run.trainer.step, run.trainer.updater.state, host)
 
 
 @dataclasses.dataclass

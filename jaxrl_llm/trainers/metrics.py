@@ -12,7 +12,7 @@ from jaxrl_llm.types import Rollout
 
 
 class Sums:
-    """Adds up (sum, count) pairs; keys that end in "/max" keep the largest sum instead."""
+    """Adds up (sum, count) pairs by name."""
 
     def __init__(self) -> None:
         self._pairs: dict[str, list[tuple]] = {}
@@ -21,14 +21,23 @@ class Sums:
         for name, pair in metrics.items():
             self._pairs.setdefault(name, []).append(pair)
 
+    def add_means(self, metrics: Mapping[str, float]) -> None:
+        """Add plain numbers, to be averaged."""
+        self.add({name: (value, 1.0) for name, value in metrics.items()})
+
     def means(self) -> dict[str, float]:
-        """Σ sum / Σ count for every name; names without any count are left out."""
+        """Σ sum / Σ count for every name; names without any count are left out.
+
+        "name/max" is the largest of its sums, "name/sum" becomes "name": Σ sum.
+        """
         result = {}
         for name, pairs in self._pairs.items():
             sums = [float(s) for s, _ in pairs]
             count = sum(float(c) for _, c in pairs)
             if name.endswith("/max"):
                 result[name] = max(sums)
+            elif name.endswith("/sum"):
+                result[name.removesuffix("/sum")] = sum(sums)
             elif count > 0:
                 result[name] = sum(sums) / count
         return result

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.presets import AlgoConfig, resolve
 from jaxrl_llm.data.sources import Task
 from jaxrl_llm.errors import ConfigError
@@ -158,11 +159,7 @@ class RLConfig:
 
     def __post_init__(self) -> None:
         check_rewards(self.rewards)
-        resolve(
-            self.algo,
-            group_size=self.sampler.group_size,
-            max_tokens=self.sampler.max_new_tokens,
-        )
+        check_supported(resolve_algorithm(self), self)
         rows = self.train.prompts_per_step * self.sampler.group_size
         part = self.train.minibatches * self.train.micro_batch
         if rows % part:
@@ -176,3 +173,53 @@ class RLConfig:
                 expected="rows = minibatches × micro_batch × a whole number",
                 hint=f"--train.micro_batch={nearest}" if nearest else "--train.minibatches=1",
             )
+
+
+def counting_rewards(rewards: Mapping[str, Any]) -> dict[str, float]:
+    """The rewards that are learned from, by name, with their weights."""
+    weights = {name: row[1] if isinstance(row, tuple) else 1.0 for name, row in rewards.items()}
+    return {name: float(weight) for name, weight in weights.items() if weight != 0}
+
+
+def resolve_algorithm(config: RLConfig) -> Algorithm:
+    """The run's algorithm; one that normalises each reward by itself gets their weights."""
+
+    def bound(algo: AlgoConfig) -> Algorithm:
+        sampler = config.sampler
+        return resolve(algo, group_size=sampler.group_size, max_tokens=sampler.max_new_tokens)
+
+    algorithm = bound(config.algo)
+    if algorithm.needs_reward_parts and config.algo.reward_weights is None:
+        weights = tuple(counting_rewards(config.rewards).values())
+        return bound(dataclasses.replace(config.algo, reward_weights=weights))
+    return algorithm
+
+
+def check_supported(algorithm: Algorithm, config: RLConfig) -> None:
+    """Refuses an algorithm whose inputs this trainer can't give it, or a setting without effect."""
+    missing = {
+        "a critic": algorithm.needs_values,
+        "the sum of squared probabilities of each distribution": algorithm.needs_sum_pi_squared,
+        "several tasks in one batch": algorithm.needs_tasks,
+        "the age of each token": algorithm.needs_staleness,
+    }
+    for what, needed in missing.items():
+        if needed:
+            raise ConfigError(
+                f"{algorithm.name} with these settings needs {what}, which this trainer does not "
+                "give it yet",
+                hint="another algo.name",
+            )
+    if algorithm.settings.get("target_kl") is not None and config.train.epochs == 1:
+        raise ConfigError(
+            "algo.target_kl ends the epochs over a rollout early, but there is only one",
+            got=f"train.epochs={config.train.epochs}",
+            hint="--train.epochs=4",
+        )
+    weights = algorithm.settings.get("reward_weights")
+    rewards = counting_rewards(config.rewards)
+    if algorithm.needs_reward_parts and len(weights) != len(rewards):
+        raise ConfigError(
+            "algo.reward_weights does not fit the rewards",
+            got=f"{len(weights)} weights for {', '.join(rewards)}",
+        )

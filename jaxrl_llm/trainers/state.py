@@ -41,9 +41,8 @@ class TrainFunctions(NamedTuple):
         init: params → TrainState.
         logprobs: (params, batch, num_targets) → (logp, entropy), both [N, T], without gradient.
         zeros: params → gradient accumulators, at least float32.
-        accumulate: (accumulators, params, batch, counts, stats, num_targets) → (accumulators,
-            (loss, metrics));
-            accumulators are donated.
+        accumulate: (accumulators, params, batch, counts, stats, coefs, num_targets) →
+            (accumulators, (loss, metrics)); the old accumulators are donated.
         norm: gradients → their global norm.
         apply: (state, gradients) → state; the old state is donated.
     """
@@ -67,10 +66,9 @@ def make_train_functions(
     """Compile-on-call functions for one model, one loss and one optimiser.
 
     Args:
-        loss: ``(logp, entropy, batch, counts, stats) → (contribution, metrics)`` of a micro-
-            batch: contributions
-            of the micro-batches of an optimiser batch sum to its loss, so gradients are simply
-            added.
+        loss: ``(logp, entropy, batch, counts, stats, **coefs) → (contribution, metrics)`` of a
+            micro-batch: the contributions of all micro-batches of an optimiser batch sum to its
+            loss, so gradients are simply added.
         temperature: τ of the policy.
         remat: recompute layers in the backward pass.
     """
@@ -88,10 +86,10 @@ def make_train_functions(
             remat=remat,
         )
 
-    def accumulate(grads, params, batch, counts, stats, num_targets):
+    def accumulate(grads, params, batch, counts, stats, coefs, num_targets):
         def contribution(params):
             logp, entropy = logprobs(params, batch, num_targets)
-            value, metrics = loss(logp, entropy, batch, counts, stats)
+            value, metrics = loss(logp, entropy, batch, counts, stats, **coefs)
             return value, {**metrics, **sampler_gap(logp, batch)}
 
         (value, metrics), new = jax.value_and_grad(contribution, has_aux=True)(params)
@@ -119,7 +117,7 @@ def make_train_functions(
                 jax.tree.map, lambda p: jnp.zeros_like(p, accumulation_dtype(p.dtype))
             )
         ),
-        accumulate=jax.jit(accumulate, static_argnums=5, donate_argnums=0),
+        accumulate=jax.jit(accumulate, static_argnums=6, donate_argnums=0),
         norm=jax.jit(optax.tree.norm),
         apply=jax.jit(apply, donate_argnums=0),
     )

@@ -45,7 +45,7 @@ def gradient(functions, algorithm, params, batch, size):
     targets = count_targets(batch.mask, 10)
     grads = functions.zeros(params)
     for micro in micro_batches(batch, size):
-        grads, _ = functions.accumulate(grads, params, micro, counts, None, targets)
+        grads, _ = functions.accumulate(grads, params, micro, counts, None, {}, targets)
     return grads
 
 
