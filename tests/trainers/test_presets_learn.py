@@ -1,0 +1,56 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Several algorithms learn: the reward of a tiny model rises under each, on two seeds of three."""
+
+import json
+
+import pytest
+
+from jaxrl_llm.algorithms.presets import PRESETS
+from jaxrl_llm.train import main
+
+DEFAULT = ("dr_grpo", "rloo", "gspo", "remax")
+NOT_TRAINABLE_YET = {"ppo", "otb", "otb_tools", "agentrl"}
+
+
+def gain(run_dir, name, seed, *more):
+    """How much the mean training reward rose from the first two to the last two steps."""
+    settings = [
+        "--config=tiny_grpo.py", "--mesh.data=1", f"--algo.name={name}", f"--train.seed={seed}",
+        f"--run-dir={run_dir}", "--train.eval_every=0", "--train.checkpoint_every=100",
+    ]  # fmt: skip
+    assert main([*settings, *more]) == 0
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    rewards = [row["reward"] for row in rows if "reward" in row]
+    return sum(rewards[-2:]) / 2 - sum(rewards[:2]) / 2
+
+
+@pytest.mark.parametrize("name", DEFAULT)
+def test_the_reward_rises(name, tmp_path):
+    gains = sorted(gain(tmp_path / str(seed), name, seed) for seed in (1, 2, 3))
+    assert gains[1] > 0.15, gains
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", sorted(set(PRESETS) - set(DEFAULT) - NOT_TRAINABLE_YET))
+def test_the_reward_rises_under_every_other_row(name, tmp_path):
+    gains = sorted(gain(tmp_path / str(seed), name, seed) for seed in (1, 2, 3))
+    assert gains[1] > 0.05, gains
+
+
+@pytest.mark.parametrize("name", sorted(NOT_TRAINABLE_YET))
+def test_what_this_trainer_cannot_give_is_refused_by_name(name, tmp_path, capsys):
+    assert (
+        main(["--config=tiny_grpo.py", f"--algo.name={name}", f"--run-dir={tmp_path / 'x'}"]) == 2
+    )
+    assert "needs" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_kl_in_the_reward_adapts_its_coefficient_and_epochs_end_early(tmp_path):
+    more = ["--algo.kl_coef=0.05", "--algo.kl_target=0.001", "--train.epochs=3"]
+    more += ["--algo.target_kl=1e-9", "--train.steps=4"]
+    gain(tmp_path / "kl", "reinforce_pp", 1, *more)
+    rows = [json.loads(x) for x in (tmp_path / "kl" / "metrics.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if "reward" in row]
+    assert all(row["epochs"] < 3 for row in rows[1:]), [row["epochs"] for row in rows]
