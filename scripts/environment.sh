@@ -18,3 +18,15 @@ make_environment() {
   echo "installing jaxrl_llm into $VENV ($("$PYTHON" -V)) …"
   "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$1"
 }
+
+# need_bubblewrap: the sandbox that the code rewards run model-written programs in.
+need_bubblewrap() {
+  command -v bwrap >/dev/null && return
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "installing bubblewrap …"
+    apt-get update -qq && apt-get install -y -qq bubblewrap >/dev/null
+  else
+    echo "error: bwrap is missing · try: sudo apt-get install bubblewrap" >&2
+    exit 2
+  fi
+}

@@ -16,6 +16,7 @@ if [ "${1:-}" = "--full" ]; then
   selection=()
   shift
 fi
+need_bubblewrap
 make_environment ".[dev]"
 "$VENV/bin/ruff" check .
 "$VENV/bin/ruff" format --check .
