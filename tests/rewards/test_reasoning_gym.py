@@ -13,6 +13,8 @@ from jaxrl_llm.errors import DataError
 from jaxrl_llm.rewards.reasoning_gym import EVALUATING, ReasoningGymScore, harmless
 from jaxrl_llm.types import Prompt, Rollout
 
+pytest.importorskip("reasoning_gym", reason="the extra reasoning-gym is not installed")
+
 
 def _judge(record, *completions, **options):
     none = np.zeros(0, np.int32)
