@@ -5,7 +5,7 @@
 Command:    python -m jaxrl_llm.train --config=grpo_code.py
 Hardware:   two CPU cores, 8 GiB of memory, Linux with bubblewrap (apt-get install bubblewrap)
 Time:       about ten minutes of training
-Expect:     half of the held-out tasks solved before training; the share after it is still to be measured
+Expect:     half of the held-out tasks solved before training; after it: not measured yet
 Overrides:  --task.path=/path/to/tasks.jsonl
             --train.steps=60
             --algo.name=dr_grpo
