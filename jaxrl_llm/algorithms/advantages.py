@@ -103,7 +103,7 @@ def mean_advantages(
 ) -> Float[Array, "B G"]:
     """``A[b, g] = r[b, g] − mean_g r``: the group's mean as baseline, not divided by its spread.
 
-    Source: Dr. GRPO, https://arxiv.org/abs/2503.20783, Section 3.2.
+    Source: Dr. GRPO, https://arxiv.org/abs/2503.20783.
     """
     rewards, valid = widened(rewards), _all_if_none(rewards, valid)
     return _where_informative(rewards - _group_mean(rewards, valid), rewards, valid)
@@ -114,7 +114,7 @@ def leave_one_out_advantages(
 ) -> Float[Array, "B G"]:
     """``A[b, g] = r[b, g] − mean of the others' r = n/(n − 1) (r[b, g] − mean_g r)``.
 
-    Source: RLOO, https://arxiv.org/abs/2402.14740, Eq. 7.
+    Source: RLOO, https://arxiv.org/abs/2402.14740.
     """
     rewards, valid = widened(rewards), _all_if_none(rewards, valid)
     count = _group_count(rewards, valid)
@@ -126,7 +126,7 @@ def greedy_baseline_advantages(
 ) -> Float[Array, "B G"]:
     """``A[b, g] = r[b, g] − r(greedy answer to prompt b)``; groups of one are welcome.
 
-    Source: ReMax, https://arxiv.org/abs/2310.10505, Eq. 6.
+    Source: ReMax, https://arxiv.org/abs/2310.10505.
     """
     rewards = widened(rewards)
     difference = rewards - greedy_rewards[:, None].astype(rewards.dtype)
@@ -140,7 +140,7 @@ def length_weighted_advantages(
 
     The baseline of least variance where a gradient's squared norm grows with the answer's length.
 
-    Source: OPO, https://arxiv.org/abs/2505.23585, Section 3.
+    Source: OPO, https://arxiv.org/abs/2505.23585.
     """
     rewards = widened(rewards)
     lengths = jnp.where(valid, lengths.astype(rewards.dtype), jnp.zeros_like(rewards))

@@ -13,6 +13,7 @@ What a trainer calls, in this order:
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -61,7 +62,7 @@ def _apply(row: tuple[Callable, tuple[str, ...]], arrays: Mapping, settings: Map
     function, inputs = row
     for name in inputs:
         assert arrays[name] is not None, f"this algorithm needs {name}"
-    chosen = {name: settings[name] for name in setting_defaults(function)}
+    chosen = {name: settings[name] for name in setting_defaults(function) if name in settings}
     return function(*(arrays[name] for name in inputs), **chosen)
 
 
@@ -272,11 +273,11 @@ class Algorithm(Requirements):
         """The critic's share of its loss for this micro-batch, a mean over tokens, and metrics.
 
         Source: PPO, https://arxiv.org/abs/1707.06347, Eq. 9; clipping,
-        https://arxiv.org/abs/2005.12729, Section 3.
+        https://arxiv.org/abs/2005.12729.
         """
         values, old, returns = (on_mask(x, mask) for x in (values, old_values, returns))
         clip = self.settings["value_clip"]
-        if clip is None:
+        if math.isinf(clip):
             terms, clipped = value_losses.value_loss(values, returns), jnp.zeros_like(mask)
         else:
             terms, clipped = value_losses.clipped_value_loss(values, returns, old, value_clip=clip)

@@ -58,7 +58,7 @@ def importance_weights(
 def plain_weights(weights: Float[Array, "*S"]) -> Float[Array, "*S"]:
     """The weights as they are: the behaviour weight of decoupled PPO, without a cap.
 
-    Source: decoupled PPO, https://arxiv.org/abs/2110.00641, Eq. 8; AReaL,
+    Source: decoupled PPO, https://arxiv.org/abs/2110.00641; AReaL,
     https://arxiv.org/abs/2505.24298.
     """
     return weights

@@ -69,7 +69,7 @@ def clipped_weight(
 
     The default has no lower bound, as in the paper; its upper bound is ScaleRL's.
 
-    Source: CISPO, https://arxiv.org/abs/2506.13585, Eq. 4; https://arxiv.org/abs/2510.13786.
+    Source: CISPO, https://arxiv.org/abs/2506.13585; https://arxiv.org/abs/2510.13786.
     """
     ratio = bounded_exp(log_ratio)
     weight = jax.lax.stop_gradient(jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high))

@@ -111,6 +111,9 @@ EQUAL: dict[frozenset[str], str] = {
         "every group has the same mean reward, gamma is 1 and no KL is used"
     ),
     frozenset({"otb", "otb_tools"}): "no row has an observation between its chosen tokens",
+    frozenset(
+        {"dppo", "dppo_kl"}
+    ): "both masks drop the same tokens, as while none leaves a region",
 }
 
 # Advantages that compare the samples of one prompt; a group of one has nothing to compare.
@@ -192,6 +195,8 @@ def readable(row: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
         **setting_defaults(advantage),
         **setting_defaults(objective),
     }
+    if settings.get("normalize_std") is False and not chosen.get("normalize_std"):
+        del settings["ddof"], settings["eps"]
     if chosen["reduction"] == "constant":
         settings["constant"] = None
     if "values" in rollout_inputs:
@@ -201,7 +206,8 @@ def readable(row: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
     if "log_ratio" in inputs:
         settings["ratio_level"] = "token"
     if {"log_ratio", "token_log_ratio", "logp_base"} & set(inputs):
-        settings["ratio_base"] = "old"
+        if "correction" not in row.required:
+            settings["ratio_base"] = "old"
         if chosen.get("ratio_base", "old") == "old":
             settings["proximal"] = "recompute"
     settings |= _readable_kl(chosen) | _readable_corrections(chosen)

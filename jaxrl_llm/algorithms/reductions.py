@@ -39,7 +39,7 @@ class Counts:
 def widened(values: Float[Array, "*S"]) -> Float[Array, "*S"]:
     """`values` in at least float32: promoted where narrower, never demoted.
 
-    Source: mixed-precision training, https://arxiv.org/abs/1710.03740, Section 3.
+    Source: mixed-precision training, https://arxiv.org/abs/1710.03740.
     """
     return values if values.dtype == jnp.float64 else values.astype(jnp.float32)
 

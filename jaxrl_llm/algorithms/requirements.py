@@ -69,12 +69,14 @@ class Requirements:
         return self.needs_ref and self.settings["kl_in"] == "reward"
 
     @property
-    def reads_old_logp(self) -> bool:
-        """Whether the policy at the start of the update matters.
+    def needs_old_logp(self) -> bool:
+        """Whether log-probabilities of the policy at the start of the update are read.
 
-        With one update per rollout `logp_old` may then be None: the policy itself stands for it.
+        With one update per rollout `logp_old` may be None all the same: the policy itself is it.
         """
-        ratio = self.settings.get("ratio_base") == "old" and not self.needs_staleness
+        if self.needs_staleness:
+            return False
+        ratio = self.settings.get("ratio_base") == "old"
         return ratio or self._is_on("correction") or self._is_on("rejection")
 
     @property

@@ -60,7 +60,7 @@ class AlgoConfig:
         gamma: discount per chosen token.
         lam: λ of GAE.
         whiten: whiten the advantages over the rollout batch.
-        value_clip: how far the critic may move from its old value.
+        value_clip: how far the critic may move from its old value; inf is the plain loss.
         clip_low: how far below 1 the ratio may fall (gmpo: its logarithm below 0).
         clip_high: how far above 1 the ratio may rise (gmpo: its logarithm above 0).
         dual_clip: a token of negative advantage never costs more than this times |advantage|.

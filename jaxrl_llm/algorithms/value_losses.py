@@ -27,7 +27,7 @@ def clipped_value_loss(
 
     The critic moves no further than c from its old prediction, unless that makes the error larger.
 
-    Source: GAE's companion trick as described in https://arxiv.org/abs/2005.12729, Section 3.
+    Source: GAE's companion trick as described in https://arxiv.org/abs/2005.12729.
     """
     clipped = old_values + jnp.clip(values - old_values, -value_clip, value_clip)
     free, bound = jnp.square(values - returns), jnp.square(clipped - returns)
