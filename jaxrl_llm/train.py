@@ -78,9 +78,14 @@ def parse(argv: Sequence[str]) -> tuple[Launch, list[str]]:
 
 
 def choose_devices(devices: str | None) -> None:
-    """Pick the platform before the backend starts; `cpu:8` asks for 8 CPU devices."""
+    """Pick platform and compilation cache before the backend starts; `cpu:8` makes 8 devices."""
     import jax
 
+    from jaxrl_llm.checkpoint.pretrained import cache_folder
+
+    if jax.config.jax_compilation_cache_dir is None:
+        # A resumed run, and the next run of the same shapes, start without compiling.
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
     if devices is None:
         return
     kind, _, count = devices.partition(":")
