@@ -4,7 +4,7 @@
 
 Command:    python -m jaxrl_llm.train --config=tiny_grpo.py
 Hardware:   one CPU core
-Time:       under a minute
+Time:       about a minute, most of it compiling
 Expect:     the share of digits from about 4 % to more than half
 Overrides:  --train.steps=30
             --algo.kl_coef=0.01

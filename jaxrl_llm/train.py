@@ -52,6 +52,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except RuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        print(
+            f"error: out of memory · got {str(error).splitlines()[0]} · try: a smaller "
+            "--train.micro_batch, --sampler.slots or --sampler.num_pages, or --model.remat=True",
+            file=sys.stderr,
+        )
+        return 2
 
 
 def parse(argv: Sequence[str]) -> tuple[Launch, list[str]]:
@@ -89,16 +98,19 @@ def choose_devices(devices: str | None) -> None:
     if devices is None:
         return
     kind, _, count = devices.partition(":")
-    if kind not in _DEVICES or (count and (kind != "cpu" or not count.isdigit() or count == "0")):
+    good_count = count == "" or (kind == "cpu" and count.isdecimal() and count.isascii())
+    if kind not in _DEVICES or not good_count or count == "0":
         raise ConfigError("unknown --devices", got=devices, expected="cpu, cpu:8, cuda or tpu")
     jax.config.update("jax_platforms", kind)
     if count:
         jax.config.update("jax_num_cpu_devices", int(count))
     try:
         jax.devices()
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:
         raise ConfigError(
-            f"no {kind} device can be used", got=str(error).splitlines()[0], hint="--devices=cpu"
+            f"no {kind} device can be used",
+            got=(str(error).splitlines() or ["none found"])[0],
+            hint="--devices=cpu",
         ) from error
 
 
@@ -108,14 +120,21 @@ def run(launch: Launch, overrides: Sequence[str]) -> int:
     from jaxrl_llm.trainers.dry_run import dry_run
     from jaxrl_llm.trainers.loop import train
     from jaxrl_llm.trainers.run_directory import RunDirectory
+    from jaxrl_llm.trainers.settings import RLConfig
     from jaxrl_llm.trainers.show import finished_text
 
     path = configs.find_config(launch.config or "")
     doc, config = configs.load_config(path)
+    if not isinstance(config, RLConfig):
+        raise ConfigError(
+            "get_config() returns a config of another kind",
+            got=f"{type(config).__name__} from {path}",
+            expected="RLConfig",
+        )
+    config = configs.apply_overrides(config, overrides)
     if launch.help:
         print(configs.help_text(config, doc))
         return 0
-    config = configs.apply_overrides(config, overrides)
     if launch.dry_run:
         dry_run(config)
         return 0
@@ -131,7 +150,9 @@ def run(launch: Launch, overrides: Sequence[str]) -> int:
     if directory.done.exists():
         print(finished_text(directory.path, directory.read_result()))
         return 0
-    return train(build_run(config, directory, settings))
+    with directory.undone_on_error():
+        built = build_run(config, directory, settings)
+    return train(built)
 
 
 if __name__ == "__main__":

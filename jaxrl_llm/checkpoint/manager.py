@@ -54,9 +54,16 @@ class CheckpointManager:
             raise RunDirectoryError(
                 f"the checkpoint of step {step} can't be restored",
                 got=str(error).splitlines()[0],
-                hint="--fresh starts another run",
+                hint=self._way_on(step),
             ) from error
         return restored["arrays"], restored["host"]
+
+    def _way_on(self, damaged: int) -> str:
+        older = [step for step in self._manager.all_steps() if step != damaged]
+        if not older:
+            return "--fresh starts another run"
+        folder = pathlib.Path(self._manager.directory) / str(damaged)
+        return f"move {folder} away to continue from step {max(older)}"
 
     def wait(self) -> None:
         """Until everything saved so far is on disk."""

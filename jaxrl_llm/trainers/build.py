@@ -87,7 +87,7 @@ def build_trainer(
     """The trainer over given parameters, which it takes over; the caller sets its prompts."""
     sampler, train = config.sampler, config.train
     algorithm = resolve_algorithm(config)
-    updates = train.steps * train.epochs * train.minibatches
+    updates = total_updates(config)
     functions = make_train_functions(
         model_config,
         algorithm.loss,
@@ -157,6 +157,11 @@ def build_data(
     check_lengths((make_prompt(record, encode) for record in train), *limits)
     check_lengths(heldout_prompts, *limits)
     return train, heldout_prompts, stream
+
+
+def total_updates(config: RLConfig) -> int:
+    """Optimiser updates of the whole run, which schedules count in."""
+    return config.train.steps * config.train.epochs * config.train.minibatches
 
 
 def engine_config(sampler) -> EngineConfig:

@@ -19,7 +19,7 @@ from jaxrl_llm.rollout.kv_cache import default_num_pages
 from jaxrl_llm.sharding.mesh import make_mesh
 from jaxrl_llm.text.chat import encode_prompt
 from jaxrl_llm.text.tokenizer import Tokenizer
-from jaxrl_llm.trainers.build import build_data, check_mesh, stop_ids
+from jaxrl_llm.trainers.build import build_data, check_mesh, stop_ids, total_updates
 from jaxrl_llm.trainers.optimizers import make_optimizer
 from jaxrl_llm.trainers.settings import RLConfig, resolve_algorithm
 from jaxrl_llm.trainers.state import make_train_functions
@@ -62,7 +62,7 @@ def memory(config: RLConfig, model_config: ModelConfig) -> dict[str, int]:
     functions = make_train_functions(
         model_config,
         algorithm.loss,
-        make_optimizer(config.optimizer, config.train.steps),
+        make_optimizer(config.optimizer, total_updates(config)),
         temperature=config.sampler.temperature,
         remat=config.model.remat,
     )

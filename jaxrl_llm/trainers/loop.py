@@ -68,6 +68,7 @@ def train(run: Run) -> int:
 
 def _train(run: Run, stop: StopFlag) -> int:
     trainer = run.trainer
+    run.directory.begin()
     saved = resume(run)
     if trainer.step == 0:
         metrics, rollouts = run.evaluate()
@@ -78,9 +79,9 @@ def _train(run: Run, stop: StopFlag) -> int:
         try:
             metrics, rollouts = trainer.train_step()
         except NonFinite as error:
+            kept = f"the last good checkpoint is step {saved}" if saved else "none was saved yet"
             raise NonFinite(
-                f"{error.what}; steps {saved + 1}–{trainer.step + 1} are lost, "
-                f"the last good checkpoint is step {saved}",
+                f"{error.what}; steps {saved + 1}–{trainer.step + 1} are lost, {kept}",
                 got=error.got,
                 hint=error.hint,
             ) from error

@@ -39,7 +39,7 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         checks = {
-            "learning_rate": self.learning_rate >= 0,
+            "learning_rate": 0 <= self.learning_rate < float("inf"),
             "warmup_steps": self.warmup_steps >= 0,
             "b1": 0 <= self.b1 < 1,
             "b2": 0 <= self.b2 < 1,
@@ -49,7 +49,11 @@ class OptimizerConfig:
         }
         for field, good in checks.items():
             if not good:
-                raise ConfigError(f"optimizer.{field} is out of range", got=getattr(self, field))
+                raise ConfigError(
+                    f"optimizer.{field} is out of range",
+                    got=getattr(self, field),
+                    expected="below 1" if field in ("b1", "b2") else "finite and not negative",
+                )
 
 
 def make_schedule(config: OptimizerConfig, total_updates: int) -> optax.Schedule:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.algorithms.advantages import reward_arrays
+from jaxrl_llm.errors import RewardError
 from jaxrl_llm.rollout.engine import Engine, Request, SamplingParams
 from jaxrl_llm.trainers.batching import pad_rollouts
 from jaxrl_llm.trainers.metrics import rollout_metrics
@@ -75,7 +76,8 @@ class RLTrainer:
 
         # ── 2 · rewards: text rendered from tokens, verdicts attached, None = not judged ──────────
         with timed(times, "rewards"):
-            rollouts, baseline = self.score(rollouts), self.score(baseline)
+            rollouts = self.score(rollouts)
+            baseline = self.score(baseline) if baseline else []
 
         # ── 3 · rows, and the log-probabilities that the algorithm needs before the update ────────
         with timed(times, "logprobs"):
@@ -149,12 +151,22 @@ class RLTrainer:
         self.engine.set_params(self.to_sampler(self.updater.state.params), self.step)
 
 
+_LARGEST_REWARD = 1e15
 _COEFFICIENTS = ("kl_coef", "entropy_coef", "applied_entropy_coef")
 
 
 def values(rollouts: Sequence[Rollout]) -> list[float | None]:
     """The reward of each rollout, None where no verdict could be formed."""
-    return [None if rollout.reward is None else rollout.reward.value for rollout in rollouts]
+    rewards = [None if rollout.reward is None else rollout.reward.value for rollout in rollouts]
+    largest = max((abs(reward) for reward in rewards if reward is not None), default=0.0)
+    if largest > _LARGEST_REWARD:
+        raise RewardError(
+            "a reward is too large: the squares of its group's spread overflow float32",
+            got=f"{largest:g}",
+            expected=f"at most {_LARGEST_REWARD:g} in magnitude",
+            hint="a smaller weight",
+        )
+    return rewards
 
 
 @contextlib.contextmanager

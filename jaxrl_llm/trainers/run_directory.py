@@ -10,6 +10,7 @@ DONE | FAILED.txt  result.json                           how it ended
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib.metadata
 import json
@@ -18,8 +19,9 @@ import pathlib
 import platform
 import secrets
 import shlex
+import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -52,11 +54,15 @@ class RunDirectory:
         seed: int | None,
         fresh: bool = False,
     ):
-        self.path = path
+        self.path = path = path.resolve()
         self.moved_to: pathlib.Path | None = None
+        self._begun, self._config = False, config
+        if path.exists():
+            self._check_is_run()
         if fresh and path.exists():
             self._check_not_in_use()
             self.moved_to = _move_aside(path)
+        self._made = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = (path / ".lock").open("w")
@@ -67,9 +73,40 @@ class RunDirectory:
                 hint="--run-dir=… names another place",
             ) from error
         self._take_lock(self._lock)
-        self._keep_config(config, diff)
-        self.seed = self._keep_seed(seed)
+        if self._holds_config():
+            self._check_same_config(diff)
+        self.seed = self._find_seed(seed)
+
+    def begin(self) -> None:
+        """Write down what runs; called once everything is built, so that mistakes leave nothing."""
+        self._begun = True
         self.failed.unlink(missing_ok=True)
+        if self._holds_config():
+            return
+        self.write_text("seed.txt", f"{self.seed}\n")
+        self.write_text("config.json", json.dumps(self._config, indent=1) + "\n")
+        versions: dict[str, Any] = {"python": platform.python_version()}
+        for package in _PACKAGES:
+            try:
+                versions[package] = importlib.metadata.version(package)
+            except importlib.metadata.PackageNotFoundError:
+                versions[package] = "unknown"
+        versions["devices"] = [str(device.device_kind) for device in jax.devices()]
+        self.write_text("versions.json", json.dumps(versions, indent=1) + "\n")
+        self.write_text("command.txt", shlex.join(["python", *sys.orig_argv[1:]]) + "\n")
+
+    @contextlib.contextmanager
+    def undone_on_error(self) -> Iterator[None]:
+        """If the block fails before `begin`, what this object made or moved is put back."""
+        try:
+            yield
+        except BaseException:
+            if not self._begun and self._made:
+                self._lock.close()
+                shutil.rmtree(self.path, ignore_errors=True)
+                if self.moved_to:
+                    self.moved_to.rename(self.path)
+            raise
 
     @property
     def done(self) -> pathlib.Path:
@@ -87,7 +124,20 @@ class RunDirectory:
         self.write_text("result.json", json.dumps(result, indent=1) + "\n")
 
     def read_result(self) -> dict[str, Any]:
-        return json.loads((self.path / "result.json").read_text())
+        return self._read_json("result.json")
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        try:
+            return json.loads((self.path / name).read_text())
+        except (OSError, ValueError) as error:
+            raise RunDirectoryError(
+                f"{name} of the run is missing or damaged",
+                got=f"{self.path / name} ({type(error).__name__})",
+                hint="put it back, or --fresh for another run",
+            ) from error
+
+    def _holds_config(self) -> bool:
+        return (self.path / "config.json").exists()
 
     def _take_lock(self, handle) -> None:
         try:
@@ -104,41 +154,38 @@ class RunDirectory:
             with (self.path / ".lock").open() as handle:
                 self._take_lock(handle)
 
-    def _keep_config(self, config: dict[str, Any], diff: Callable) -> None:
-        stored = self.path / "config.json"
-        if stored.exists():
-            changes = diff(json.loads(stored.read_text()), config)
-            if changes:
-                raise RunDirectoryError(
-                    f"{self.path} holds a run with another config: {'; '.join(changes)}",
-                    hint="the old values to resume it, --fresh to start another, or --run-dir=…",
-                )
-            return
-        others = [p.name for p in self.path.iterdir() if p.name != ".lock"]
-        if others:
+    def _check_is_run(self) -> None:
+        """An empty place, or one with the files of a run; anything else is left alone."""
+        if not self.path.is_dir():
+            raise RunDirectoryError("the run directory is a file", got=self.path)
+        begun = (self.path / "metrics.jsonl").exists()
+        ours = {".lock", "seed.txt", "checkpoints", "tensorboard"} if not begun else {".lock"}
+        others = [p.name for p in self.path.iterdir() if p.name not in ours]
+        if others and not self._holds_config():
             raise RunDirectoryError(
-                "the run directory holds something that is not a run",
+                "the run directory has files but no config.json: it is not a run, or a damaged one",
                 got=f"{self.path} with {', '.join(sorted(others)[:3])}",
                 hint="--run-dir=… names an empty or new place",
             )
-        versions = {"python": platform.python_version()}
-        for package in _PACKAGES:
-            try:
-                versions[package] = importlib.metadata.version(package)
-            except importlib.metadata.PackageNotFoundError:
-                versions[package] = "unknown"
-        versions["devices"] = [str(device.device_kind) for device in jax.devices()]
-        self.write_text("versions.json", json.dumps(versions, indent=1) + "\n")
-        self.write_text("command.txt", shlex.join(["python", *sys.orig_argv[1:]]) + "\n")
-        self.write_text("config.json", json.dumps(config, indent=1) + "\n")
 
-    def _keep_seed(self, seed: int | None) -> int:
+    def _check_same_config(self, diff: Callable) -> None:
+        changes = diff(self._read_json("config.json"), self._config)
+        if changes:
+            raise RunDirectoryError(
+                f"{self.path} holds a run with another config: {'; '.join(changes)}",
+                hint="the old values to resume it, --fresh to start another, or --run-dir=…",
+            )
+
+    def _find_seed(self, seed: int | None) -> int:
+        stored = self.path / "seed.txt"
         if seed is not None:
             return seed
-        stored = self.path / "seed.txt"
         if not stored.exists():
-            self.write_text("seed.txt", f"{secrets.randbits(31)}\n")
-        return int(stored.read_text())
+            return secrets.randbits(31)
+        text = stored.read_text().strip()
+        if not text.isdecimal():
+            raise RunDirectoryError("the seed of the run is damaged", got=f"{stored}: {text!r}")
+        return int(text)
 
 
 def write_atomically(path: pathlib.Path, text: str) -> pathlib.Path:

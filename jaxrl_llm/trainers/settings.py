@@ -61,6 +61,10 @@ class SamplerConfig:
     num_pages: int | None = None
 
     def __post_init__(self) -> None:
+        if not self.temperature < float("inf"):
+            raise ConfigError("sampler.temperature is not finite", got=self.temperature)
+        if self.num_pages is not None and self.num_pages < 2:
+            raise ConfigError("sampler.num_pages is too small", got=self.num_pages, expected="≥ 2")
         if self.temperature <= 0:
             raise ConfigError(
                 "sampler.temperature must be above 0 in training: greedy samples are all alike",
@@ -74,6 +78,8 @@ class SamplerConfig:
                 got=self.top_p,
                 hint="--sampler.top_p=1.0, and another temperature for sharper samples",
             )
+        if self.slots < 2:
+            raise ConfigError("sampler.slots is too small", got=self.slots, expected="≥ 2")
         for field in ("group_size", "max_new_tokens", "max_prompt_tokens", "slots", "page_size"):
             if getattr(self, field) < 1:
                 raise ConfigError(
@@ -109,6 +115,8 @@ class TrainConfig:
     keep_checkpoints: int = 2
 
     def __post_init__(self) -> None:
+        if self.seed is not None and self.seed >= 2**32:
+            raise ConfigError("train.seed is too large", got=self.seed, expected="below 2³²")
         least = {"eval_every": 0, "seed": 0}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -136,6 +144,12 @@ class MonitorConfig:
     trackio: bool = False
     samples_per_step: int = 8
 
+    def __post_init__(self) -> None:
+        if self.samples_per_step < 0:
+            raise ConfigError(
+                "monitor.samples_per_step is negative", got=self.samples_per_step, expected="≥ 0"
+            )
+
 
 @dataclasses.dataclass(frozen=True)
 class RLConfig:
@@ -158,6 +172,12 @@ class RLConfig:
     monitor: MonitorConfig = MonitorConfig()
 
     def __post_init__(self) -> None:
+        if not callable(getattr(self.task, "load", None)):
+            raise ConfigError(
+                "the task of the config is not a task",
+                got=repr(self.task),
+                expected="an object with load() -> (training records, held-out records)",
+            )
         check_rewards(self.rewards)
         check_supported(resolve_algorithm(self), self)
         rows = self.train.prompts_per_step * self.sampler.group_size

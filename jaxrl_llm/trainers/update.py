@@ -67,7 +67,7 @@ class Updater:
         """All optimiser steps of one rollout batch; returns their metrics, averaged.
 
         Raises:
-            NonFinite: before the update that would have spoilt the parameters.
+            NonFinite: a loss, a gradient or the parameters themselves; nothing of this is saved.
         """
         sums = Sums()
         for epoch in range(self.epochs):
@@ -84,7 +84,11 @@ class Updater:
         metrics["epochs"] = float(epoch + 1)
         metrics["learning_rate"] = float(self.learning_rate(int(self.state.updates) - 1))
         self._adapt(metrics, batch.tokens.shape[0])
-        jax.block_until_ready(self.state.params)
+        if not np.isfinite(float(self.functions.norm(self.state.params))):
+            raise NonFinite(
+                f"the parameters are not finite after step {step + 1}",
+                hint="a lower learning rate; the last checkpoint before it is intact",
+            )
         return metrics
 
     def _cut(self, batch: Batch, step: int, epoch: int) -> Iterator[Batch]:

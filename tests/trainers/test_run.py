@@ -184,12 +184,73 @@ def test_fresh_moves_the_old_run_aside_and_an_unset_seed_draws_another(tmp_path)
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(tmp_path, capsys):
     run_dir = tmp_path / "exploded"
-    more = ["--optimizer.learning_rate=1e38", "--train.checkpoint_every=1"]
-    assert main([*BASE, *more, f"--run-dir={run_dir}"]) == 2
+    # A warm-up's first rate is 0: the first step is good, the second is not.
+    more = ["--optimizer.learning_rate=1e38", "--optimizer.warmup_steps=3"]
+    more += ["--train.checkpoint_every=1", f"--run-dir={run_dir}"]
+    assert main([*BASE, *more]) == 2
     error = capsys.readouterr().err
     assert "not finite" in error and error.count("\n") == 1
     assert "not finite" in (run_dir / "FAILED.txt").read_text()
-    assert (run_dir / "checkpoints" / "1").is_dir() and not (run_dir / "DONE").exists()
+    saved = {path.name for path in (run_dir / "checkpoints").iterdir()}
+    assert saved == {"1"} and not (run_dir / "DONE").exists()
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(final_arrays(run_dir)))
+
+
+def test_parameters_that_are_not_finite_are_never_exported(tmp_path, capsys):
+    run_dir = tmp_path / "exploded"
+    more = ["--optimizer.learning_rate=1e38", "--train.steps=1", f"--run-dir={run_dir}"]
+    assert main([*BASE, *more]) == 2
+    assert "not finite" in capsys.readouterr().err
+    assert not (run_dir / "DONE").exists() and not (run_dir / "export").exists()
+
+
+def test_a_mistake_leaves_no_run_directory_and_fresh_moves_only_runs(straight, tmp_path, capsys):
+    run_dir, thesis = tmp_path / "run", tmp_path / "thesis"
+    assert main([*BASE, f"--run-dir={run_dir}", "--model.path=/no/such"]) == 2
+    assert not run_dir.exists()
+    thesis.mkdir()
+    (thesis / "thesis.txt").write_text("all of it")
+    for more in ([], ["--fresh"]):
+        assert main([*BASE, f"--run-dir={thesis}", *more]) == 2
+    assert [path.name for path in thesis.iterdir()] == ["thesis.txt"]
+    bad = ["--fresh", "--train.prompts_per_step=10000", "--train.micro_batch=1"]
+    assert main([*BASE, f"--run-dir={straight}", *bad]) == 2
+    assert (straight / "DONE").exists()
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["config.json", "result.json"])
+def test_a_damaged_run_is_one_clear_line(name, straight, tmp_path, capsys):
+    run_dir = tmp_path / "damaged"
+    run_dir.mkdir()
+    for file in ("config.json", "result.json", "DONE", "seed.txt"):
+        if (straight / file).exists():
+            (run_dir / file).write_bytes((straight / file).read_bytes())
+    (run_dir / name).write_text("{")
+    assert main([*BASE, f"--run-dir={run_dir}"]) == 2
+    error = capsys.readouterr().err
+    assert name in error and error.count("\n") == 1
+
+
+def test_a_reward_is_never_called_without_rollouts_and_huge_ones_are_refused(tmp_path, capsys):
+    config = tmp_path / "mine.py"
+    config.write_text(
+        "import dataclasses\n"
+        "from tiny_grpo import get_config as tiny\n"
+        "def mine(rollouts):\n"
+        "    assert rollouts\n"
+        "    return [1e20 * i for i, _ in enumerate(rollouts)]\n"
+        "def get_config():\n"
+        "    return dataclasses.replace(tiny(), rewards={'mine': mine})\n"
+    )
+    import jaxrl_llm.config
+
+    (tmp_path / "tiny_grpo.py").write_bytes(
+        (jaxrl_llm.config.packaged_configs() / "tiny_grpo.py").read_bytes()
+    )
+    more = ["--train.steps=1", f"--run-dir={tmp_path / 'run'}", "--mesh.data=1"]
+    assert main([f"--config={config}", *more]) == 2
+    assert "a reward is too large" in capsys.readouterr().err
 
 
 def test_with_kl_the_reference_is_used_and_shown(tmp_path):
