@@ -12,10 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from policy_batch import ALL, batch_of, make, ragged_batch
+from policy_batch import ALL, batch_of, loss_key, make, ragged_batch
 
 from jaxrl_llm.algorithms.reductions import add_counts, batch_counts
-from jaxrl_llm.algorithms.requirements import ADVANTAGES, setting_defaults
 from jaxrl_llm.types import Batch
 
 ROWS, COLUMNS, STEPS = 16, 9, 2
@@ -45,16 +44,7 @@ def algorithm_of(name):
     return make(name, **KL)
 
 
-def loss_of(name):
-    """What tells the losses of two presets apart at given advantages."""
-    settings = algorithm_of(name).settings
-    estimator = ADVANTAGES[settings["advantage"]][0]
-    rollout = {"advantage", "task_normalize", "reward_weights", "value_clip"}
-    rollout |= set(setting_defaults(estimator))
-    return tuple(sorted((k, str(v)) for k, v in settings.items() if k not in rollout))
-
-
-STANDS_FOR = {loss_of(name): name for name in reversed(ALL)}
+STANDS_FOR = {loss_key(algorithm_of(name)): name for name in reversed(ALL)}
 NAMES = [*STANDS_FOR.values(), *EXTRAS]
 
 
@@ -132,7 +122,7 @@ def same(ours, reference):
 
 
 def test_every_preset_is_tested():
-    shared = {name: STANDS_FOR[loss_of(name)] for name in ALL}
+    shared = {name: STANDS_FOR[loss_key(algorithm_of(name))] for name in ALL}
     assert set(shared) == set(ALL)
     assert set(shared.values()) | set(EXTRAS) == set(NAMES)
     assert shared["gdpo"] == "grpo" and shared["ppo"] == "reinforce_pp"

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.algorithms.presets import PRESETS, AlgoConfig, Algorithm, resolve
+from jaxrl_llm.algorithms.requirements import ADVANTAGES, setting_defaults
 from jaxrl_llm.types import Batch
 
 GOLDEN = json.loads(
@@ -114,3 +115,15 @@ def loss_and_gradient(algorithm: Algorithm, logp, entropy, batch, *, staleness=N
 
 
 ALL = tuple(PRESETS)
+
+
+def loss_key(algorithm: Algorithm) -> tuple:
+    """What tells two losses apart at given advantages."""
+    estimator = ADVANTAGES[algorithm.settings["advantage"]][0]
+    rollout = {"advantage", "task_normalize", "reward_weights", "value_clip"}
+    rollout |= set(setting_defaults(estimator))
+    return tuple(sorted((k, str(v)) for k, v in algorithm.settings.items() if k not in rollout))
+
+
+# One preset for each distinct loss: the others differ from one of these in their advantage alone.
+LOSSES = tuple({loss_key(make(name)): name for name in reversed(ALL)}.values())

@@ -23,6 +23,7 @@ from jaxrl_llm.algorithms.advantages import (
     pass_at_k_advantages,
     reward_arrays,
 )
+from jaxrl_llm.algorithms.presets import PRESETS
 from jaxrl_llm.errors import RewardError
 
 
@@ -58,9 +59,11 @@ def test_equal_rewards_would_not_cancel_by_themselves():
     assert np.float32(rewards.sum(dtype=np.float32)) / np.float32(7) != rewards[0]
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    "name", [*{PRESETS[name].advantage: name for name in ALL}.values(), "agentrl"]
+)
 def test_a_reward_of_none_is_the_row_left_out(name):
-    """Every preset, whatever its statistics run over."""
+    """Every advantage, whatever its statistics run over."""
     rng = np.random.default_rng(0)
     rewards = rng.choice([0.0, 0.5, 1.0], size=(3, 4))
     rewards[:, 0], rewards[:, 1] = 1.0, 0.0
