@@ -43,20 +43,20 @@ def reward_arrays(
     return values.reshape(-1, group_size), valid.reshape(-1, group_size)
 
 
-def check_finite(rewards: Float[np.ndarray, "*S"]) -> None:
-    """Refuses rewards that would poison their group.
+def check_finite(rewards: np.ndarray, what: str = "the reward of rollout") -> None:
+    """Refuses rewards, one or several per row, that would poison their group.
 
     Source: outcome rewards of GRPO, https://arxiv.org/abs/2402.03300, Section 4.1.2.
 
     Raises:
         RewardError: a reward is NaN or infinite.
     """
-    finite = np.isfinite(rewards).ravel()
-    if not finite.all():
-        row = int(np.argmin(finite))
+    if not np.isfinite(rewards).all():
+        place = int(np.argmin(np.isfinite(rewards)))
+        row = place // (rewards.size // len(rewards))
         raise RewardError(
-            f"the reward of rollout {row} is not finite",
-            got=rewards.ravel()[row],
+            f"{what} {row} is not finite",
+            got=rewards.ravel()[place],
             expected="a finite number, or None where no verdict could be formed",
         )
 

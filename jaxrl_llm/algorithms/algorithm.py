@@ -24,7 +24,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.algorithms import corrections, covariance, entropy, kl, value_losses
-from jaxrl_llm.algorithms.advantages import SEQUENCE_ADVANTAGES
+from jaxrl_llm.algorithms.advantages import SEQUENCE_ADVANTAGES, check_finite
 from jaxrl_llm.algorithms.policy_losses import POLICY_LOSSES
 from jaxrl_llm.algorithms.ratios import RATIO_LEVELS, loglinear_proximal
 from jaxrl_llm.algorithms.reductions import (
@@ -115,7 +115,11 @@ class Algorithm(Requirements):
             sum_pi_squared: Σ_v π_v² of each token, where `needs_sum_pi_squared`.
             tasks: an integer per row, where `needs_tasks`.
             kl_coef: the current value of an adaptive coefficient; the settings' if None.
+
+        Raises:
+            RewardError: a reward handed over as a NumPy array is not finite.
         """
+        _check_host_rewards(rewards, valid, reward_parts, greedy_rewards)
         rewards, mask = _wide(rewards), jnp.asarray(mask)
         valid = jnp.ones(rewards.shape, bool) if valid is None else jnp.asarray(valid)
         rewards = jnp.where(valid, rewards, jnp.zeros_like(rewards))
@@ -288,44 +292,6 @@ class Algorithm(Requirements):
         }
         return jnp.sum(on_mask(terms, mask)) / count, metrics
 
-    # ---- between updates (plain numbers) -------------------------------------------------------
-
-    def next_kl_coef(self, coef: float, mean_kl: float, samples: int) -> float:
-        """The KL's next weight: unchanged unless `kl_target` is set.
-
-        Source: https://arxiv.org/abs/1909.08593, Section 2.2.
-        """
-        if not self._is_on("kl_target"):
-            return coef
-        target, horizon = self.settings["kl_target"], self.settings["kl_horizon"]
-        return kl.adaptive_kl_coef(coef, mean_kl, target=target, horizon=horizon, samples=samples)
-
-    def next_entropy_coef(self, coef: float, mean_entropy: float) -> tuple[float, float]:
-        """The entropy's next (kept, applied) weights: unchanged unless `entropy_target` is set.
-
-        Keep the first and pass it in again; give the second to `loss`.
-
-        Source: Skywork-OR1, https://arxiv.org/abs/2505.22312.
-        """
-        if not self._is_on("entropy_target"):
-            return coef, coef
-        target = self.settings["entropy_target"]
-        step, maximum = self.settings["entropy_step"], self.settings["entropy_maximum"]
-        coef = entropy.adaptive_entropy_coef(
-            coef, mean_entropy, target=target, step=step, maximum=maximum
-        )
-        return coef, entropy.active_entropy_coef(coef, mean_entropy, target=target)
-
-    def stops_epochs(self, approx_kl: float) -> bool:
-        """Whether the epochs over this rollout end here: the KL from the old policy is too large.
-
-        Source: PPO's early stopping, https://spinningup.openai.com/en/latest/algorithms/ppo.html.
-
-        Args:
-            approx_kl: the mean of the metric of that name over the last optimiser batch.
-        """
-        return self._is_on("target_kl") and approx_kl > self.settings["target_kl"]
-
     # ---- inside --------------------------------------------------------------------------------
 
     def _arrays(self, logp, batch, staleness):
@@ -403,6 +369,18 @@ class Algorithm(Requirements):
         total = reduction_sum(terms, batch.mask, reduction=how, segment_ids=batch.segment_ids)
         constant = self.settings.get("constant")
         return total / reduction_count(counts, reduction=how, constant=constant, dtype=total.dtype)
+
+
+def _check_host_rewards(rewards, valid, reward_parts, greedy_rewards):
+    """Under jit rewards are abstract; there `advantages.reward_arrays` has looked at them."""
+    judged = True if valid is None else np.asarray(valid)
+    if isinstance(rewards, np.ndarray):
+        check_finite(np.where(judged, rewards, 0.0).ravel())
+    if isinstance(reward_parts, np.ndarray):
+        rows = np.where(np.expand_dims(judged, -1), reward_parts, 0.0)
+        check_finite(rows.reshape(-1, rows.shape[2]), "a part of the reward of rollout")
+    if isinstance(greedy_rewards, np.ndarray):
+        check_finite(greedy_rewards, "the greedy reward of prompt")
 
 
 def _wide(values):

@@ -111,9 +111,9 @@ EQUAL: dict[frozenset[str], str] = {
         "every group has the same mean reward, gamma is 1 and no KL is used"
     ),
     frozenset({"otb", "otb_tools"}): "no row has an observation between its chosen tokens",
-    frozenset(
-        {"dppo", "dppo_kl"}
-    ): "both masks drop the same tokens, as while none leaves a region",
+    frozenset({"dppo", "dppo_kl"}): (
+        "both masks drop the same tokens, as they do while none leaves its region"
+    ),
 }
 
 # Advantages that compare the samples of one prompt; a group of one has nothing to compare.
@@ -303,6 +303,12 @@ def _check_together(
                 got=f"algo.{needed}=none",
                 expected=f"one of {', '.join(_CHOICES[needed][1:])}",
             )
+    if settings.get("kl_in") == "reward" and settings["advantage"] == "decoupled_rewards":
+        raise ConfigError(
+            "a KL in the reward would be lost: the parts of the reward are normalised one by one",
+            got="algo.kl_in=reward",
+            hint="algo.kl_in=loss",
+        )
     if settings.get("ratio_base") == "sampler" and settings["correction"] != "none":
         raise ConfigError(
             "the mismatch would be corrected twice: the ratio is already over the sampler",

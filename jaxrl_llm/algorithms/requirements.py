@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The jaxrl_llm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What an algorithm needs from its trainer, read off its settings and its functions' inputs."""
+"""What follows from an algorithm's settings: what it needs, and its coefficients between updates."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jaxrl_llm.algorithms import entropy, kl
 from jaxrl_llm.algorithms.advantages import SEQUENCE_ADVANTAGES
 from jaxrl_llm.algorithms.policy_losses import POLICY_LOSSES
 from jaxrl_llm.algorithms.returns import TOKEN_ADVANTAGES
@@ -123,3 +124,39 @@ class Requirements:
     def needs_entropy_gradient(self) -> bool:
         """Whether gradients flow through the entropy."""
         return self.entropy_coef > 0 or self._is_on("entropy_target")
+
+    def next_kl_coef(self, coef: float, mean_kl: float, samples: int) -> float:
+        """The KL's next weight: unchanged unless `kl_target` is set.
+
+        Source: https://arxiv.org/abs/1909.08593, Section 2.2.
+        """
+        if not self._is_on("kl_target"):
+            return coef
+        target, horizon = self.settings["kl_target"], self.settings["kl_horizon"]
+        return kl.adaptive_kl_coef(coef, mean_kl, target=target, horizon=horizon, samples=samples)
+
+    def next_entropy_coef(self, coef: float, mean_entropy: float) -> tuple[float, float]:
+        """The entropy's next (kept, applied) weights: unchanged unless `entropy_target` is set.
+
+        Keep the first and pass it in again; give the second to `loss`.
+
+        Source: Skywork-OR1, https://arxiv.org/abs/2505.22312.
+        """
+        if not self._is_on("entropy_target"):
+            return coef, coef
+        target = self.settings["entropy_target"]
+        step, maximum = self.settings["entropy_step"], self.settings["entropy_maximum"]
+        coef = entropy.adaptive_entropy_coef(
+            coef, mean_entropy, target=target, step=step, maximum=maximum
+        )
+        return coef, entropy.active_entropy_coef(coef, mean_entropy, target=target)
+
+    def stops_epochs(self, approx_kl: float) -> bool:
+        """Whether the epochs over this rollout end here: the KL from the old policy is too large.
+
+        Source: PPO's early stopping, https://spinningup.openai.com/en/latest/algorithms/ppo.html.
+
+        Args:
+            approx_kl: the mean of the metric of that name over the last optimiser batch.
+        """
+        return self._is_on("target_kl") and approx_kl > self.settings["target_kl"]

@@ -156,6 +156,22 @@ def test_rewards_that_are_not_finite_are_refused(bad):
         reward_arrays([0.0, None, bad, 1.0], 2)
 
 
+def test_rewards_handed_over_as_arrays_are_looked_at():
+    mask, bad = np.ones((4, 2), bool), np.array([[0.0, 1.0], [np.inf, 1.0]])
+    with pytest.raises(RewardError, match="rollout 2"):
+        make("grpo").advantages(bad, mask)
+    judged = np.array([[True, True], [False, True]])
+    ours = make("grpo").advantages(bad, mask, valid=judged)
+    assert np.isfinite(ours).all()
+    good = np.zeros((2, 2))
+    parts = np.zeros((2, 2, 3))
+    parts[1, 1, 0] = np.nan
+    with pytest.raises(RewardError, match="a part of the reward of rollout 3"):
+        make("gdpo").advantages(good, mask, reward_parts=parts)
+    with pytest.raises(RewardError, match="the greedy reward of prompt 1"):
+        make("remax").advantages(good, mask, greedy_rewards=np.array([0.0, -np.inf]))
+
+
 def test_rewards_become_arrays():
     values, valid = reward_arrays([0.5, None, 1.0, 2.0], 2)
     assert values.tolist() == [[0.5, 0.0], [1.0, 2.0]]

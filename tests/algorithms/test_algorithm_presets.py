@@ -279,6 +279,7 @@ def test_a_setting_of_another_row_is_refused():
         ({"top_entropy_fraction": 1.5}, "at most 1"),
         ({"rejection": "token_k1", "rejection_low": 3.0, "rejection_high": 2.0}, "above"),
         ({"name": "aipo", "correction": "truncate"}, "twice"),
+        ({"name": "gdpo", "kl_coef": 0.1, "kl_in": "reward"}, "would be lost"),
         ({"name": "decoupled_ppo", "correction": "none"}, "silently lose its behaviour weight"),
     ],
 )
