@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The jaxrl_llm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What follows from an algorithm's settings: what it needs, and its coefficients between updates."""
+"""What follows from an algorithm's settings: its needs, and its coefficients between updates."""
 
 from __future__ import annotations
 
