@@ -17,9 +17,9 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-from jaxrl_llm.models.attention import paged_attention
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers import rms_norm, rotary_tables
+from jaxrl_llm.models.paged_attention import paged_attention
 from jaxrl_llm.models.transformer import Params, block, logits
 from jaxrl_llm.rollout.kv_cache import KVPages, page_slots, write_tokens
 from jaxrl_llm.rollout.sampling import position_uniforms, sample_tokens, sequence_keys
