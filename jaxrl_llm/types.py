@@ -85,13 +85,16 @@ class Batch:
         tokens: token ids; anything on padding.
         positions: position of each token within its sequence, from 0.
         segment_ids: 1, 2, … for the sequences in a row, 0 on padding; attention never crosses
-            segments.
+            segments, but for `prefix_ids`.
         mask: True on the tokens that the policy chose and that are trained on.
         advantages: one advantage per token (constant over a sequence for group methods).
         logp_sampler: recorded by the sampler.
         logp_old: log-probability at the start of the update, or None for a single on-policy update
             (the ratio is then exactly 1, with its gradient).
         logp_ref: log-probability under the reference policy, or None when it is not used.
+        prefix_ids: the segment of the prompt that a completion follows and sees, 0 elsewhere; None
+            where every sequence is one segment.
+        sources: where in its row the token before each token stands; None: one to the left.
     """
 
     tokens: Rows  # int [N, T]
@@ -102,3 +105,5 @@ class Batch:
     logp_sampler: Rows  # float [N, T]
     logp_old: Rows | None = None  # float [N, T]
     logp_ref: Rows | None = None  # float [N, T]
+    prefix_ids: Rows | None = None  # int [N, T]
+    sources: Rows | None = None  # int [N, T]

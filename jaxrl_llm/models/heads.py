@@ -48,6 +48,8 @@ def sequence_logprobs(
     positions: Int[Array, "N T"],
     segment_ids: Int[Array, "N T"],
     mask: Bool[Array, "N T"],
+    prefix_ids: Int[Array, "N T"] | None = None,
+    sources: Int[Array, "N T"] | None = None,
     *,
     num_targets: int,
     temperature: float = 1.0,
@@ -55,25 +57,28 @@ def sequence_logprobs(
 ) -> tuple[Float[Array, "N T"], Float[Array, "N T"]]:
     """Log-probability and entropy of the masked tokens given what stands before them; 0 elsewhere.
 
-    ``logp[n, t] = log p(tokens[n, t] | tokens[n, <t])`` comes from the hidden state at t − 1.
-    Only the masked
-    tokens pass through the output head: `num_targets` of them per row, so that a row's cost
-        follows its
-    completion and not its prompt.
+    ``logp[n, t] = log p(tokens[n, t] | what it follows)`` comes from the hidden state of the token
+    before it: at t − 1, or at ``sources[n, t]``. Only the masked tokens pass through the output
+    head: `num_targets` of them per row, so that a row's cost follows its completions and not its
+    prompt.
 
     Args:
         mask: the tokens wanted; never the first of a sequence.
+        prefix_ids: the segment of the prompt that a completion follows, as for `forward`.
+        sources: where in its row the token before each token stands; needed where completions
+            share a prompt.
         num_targets: at least the largest number of masked tokens in a row; a static number.
     """
-    hidden = forward(params, config, tokens, positions, segment_ids, remat=remat)
+    hidden = forward(params, config, tokens, positions, segment_ids, prefix_ids, remat=remat)
     n, t, d = hidden.shape
     order = jnp.argsort(jnp.logical_not(mask), axis=-1, stable=True)[:, :num_targets]
     wanted = jnp.take_along_axis(mask, order, axis=-1)
-    sources = jnp.take_along_axis(hidden, jnp.maximum(order - 1, 0)[:, :, None], axis=1)
+    before = order - 1 if sources is None else jnp.take_along_axis(sources, order, axis=-1)
+    read = jnp.take_along_axis(hidden, jnp.maximum(before, 0)[:, :, None], axis=1)
     targets = jnp.take_along_axis(tokens, order, axis=-1)
     with jax.named_scope("head"):
         logp, entropy = token_logprobs(
-            sources.reshape(-1, d),
+            read.reshape(-1, d),
             output_head(params),
             targets.reshape(-1),
             temperature=temperature,

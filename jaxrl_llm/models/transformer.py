@@ -128,6 +128,7 @@ def forward(
     tokens: Int[Array, "N T"],
     positions: Int[Array, "N T"],
     segment_ids: Int[Array, "N T"],
+    prefix_ids: Int[Array, "N T"] | None = None,
     *,
     remat: bool = False,
 ) -> Float[Array, "N T D"]:
@@ -136,11 +137,12 @@ def forward(
     Args:
         positions: position of each token within its own sequence.
         segment_ids: tokens see only their own segment; 0 is padding and is seen by no one.
+        prefix_ids: a second segment that a token sees, its shared prompt; 0: none.
         remat: recompute each layer in the backward pass instead of keeping its activations.
     """
     x = params["embed"][tokens]
     cos, sin = rotary_tables(positions, config.head_dim, config.rope_theta, x.dtype)
-    allowed = causal_segments(positions, segment_ids)
+    allowed = causal_segments(positions, segment_ids, prefix_ids)
 
     def layer_step(x, layer):
         attend = lambda q, k, v: masked_attention(q, k, v, allowed)  # noqa: E731

@@ -81,6 +81,8 @@ def make_train_functions(
             batch.positions,
             batch.segment_ids,
             batch.mask,
+            batch.prefix_ids,
+            batch.sources,
             num_targets=num_targets,
             temperature=temperature,
             remat=remat,
