@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm.models.layers import accumulation_dtype
+from jaxrl_llm.models.layers import accumulation_dtype, soft_cap
 
 
 def masked_attention(
@@ -16,16 +16,25 @@ def masked_attention(
     k: Float[Array, "N S K hd"],
     v: Float[Array, "N S K hd"],
     allowed: Bool[Array, "N T S"],
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
 ) -> Float[Array, "N T H hd"]:
-    """Grouped-query attention ``softmax(q·kᵀ/√hd)·v`` over the allowed keys; softmax in ≥ float32.
+    """Grouped-query attention ``softmax(cap(s·q·kᵀ))·v`` over the allowed keys, in ≥ float32.
 
     H query heads share K key/value heads in runs of H/K. A query that may see nothing returns 0.
+
+    Args:
+        scale: s; None: hd^(−1/2).
+        softcap: scores are kept within ± it by ``softcap · tanh(score / softcap)``.
     """
     n, t, h, hd = q.shape
     groups = h // k.shape[2]
     wide = accumulation_dtype(q.dtype)
+    scale = hd**-0.5 if scale is None else scale
     q = q.reshape(n, t, k.shape[2], groups, hd)
-    scores = jnp.einsum("ntkgd,nskd->nkgts", q, k, preferred_element_type=wide) * hd**-0.5
+    scores = jnp.einsum("ntkgd,nskd->nkgts", q, k, preferred_element_type=wide) * scale
+    scores = soft_cap(scores, softcap)
     allowed = allowed[:, None, None, :, :]
     scores = jnp.where(allowed, scores, jnp.finfo(wide).min)
     weights = jnp.where(allowed, jax.nn.softmax(scores, axis=-1), 0.0).astype(q.dtype)
@@ -49,3 +58,10 @@ def causal_segments(
         visible |= prefix_ids[:, :, None] == segment_ids[:, None, :]
     causal = positions[:, :, None] >= positions[:, None, :]
     return visible & causal & (segment_ids > 0)[:, None, :]
+
+
+def within_window(
+    positions: Int[Array, "N T"], window: Int[Array, ""] | int
+) -> Bool[Array, "N T T"]:
+    """Which tokens are at most ``window − 1`` positions before which (the token itself counts)."""
+    return positions[:, :, None] - positions[:, None, :] < window

@@ -24,6 +24,8 @@ def token_logprobs(
     *,
     temperature: float = 1.0,
     chunk: int = VOCAB_CHUNK,
+    multiplier: float = 1.0,
+    softcap: float | None = None,
 ) -> tuple[Float[Array, " M"], Float[Array, " M"]]:
     """Log-probability of each target and entropy of its distribution, softmax(hidden·headᵀ/τ).
 
@@ -37,8 +39,11 @@ def token_logprobs(
     Args:
         temperature: τ > 0 of the policy.
         chunk: how many rows of the vocabulary are alive at a time.
+        multiplier, softcap: logits are multiplied with the one and kept within ± the other by
+            ``softcap · tanh(logit / softcap)``, before the temperature.
     """
-    return _token_logprobs(hidden, head, targets, temperature, min(chunk, head.shape[0]))
+    chunk = min(chunk, head.shape[0])
+    return _token_logprobs(hidden, head, targets, temperature, chunk, multiplier, softcap)
 
 
 def sequence_logprobs(
@@ -82,6 +87,8 @@ def sequence_logprobs(
             output_head(params),
             targets.reshape(-1),
             temperature=temperature,
+            multiplier=config.logit_multiplier,
+            softcap=config.logit_softcap,
         )
     rows = jnp.arange(n)[:, None]
 
@@ -92,8 +99,8 @@ def sequence_logprobs(
     return scatter(logp), scatter(entropy)
 
 
-def _chunk_logits(hidden, head, index, temperature, chunk):
-    """Logits of one chunk, its first vocabulary id, and which of its columns are new.
+def _chunk_logits(hidden, head, index, temperature, chunk, multiplier, softcap):
+    """Logits of one chunk and their slope over the products, its rows, ids, and which ids are new.
 
     The last chunk is moved back so that it ends with the vocabulary; what overlaps is not new.
     """
@@ -101,24 +108,32 @@ def _chunk_logits(hidden, head, index, temperature, chunk):
     start = jnp.minimum(index * chunk, vocab - chunk)
     rows = jax.lax.dynamic_slice_in_dim(head, start, chunk)
     wide = accumulation_dtype(hidden.dtype)
-    logits = jnp.einsum("md,vd->mv", hidden, rows, preferred_element_type=wide) / temperature
+    logits = jnp.einsum("md,vd->mv", hidden, rows, preferred_element_type=wide)
+    if multiplier != 1.0:
+        logits = logits * multiplier
+    slope = multiplier / temperature
+    if softcap is not None:
+        bent = jnp.tanh(logits / softcap)
+        logits, slope = softcap * bent, slope * (1.0 - jnp.square(bent))
     ids = start + jnp.arange(chunk)
-    return logits, rows, ids, ids >= index * chunk
+    return logits / temperature, slope, rows, ids, ids >= index * chunk
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _token_logprobs(hidden, head, targets, temperature, chunk):
-    return _token_logprobs_fwd(hidden, head, targets, temperature, chunk)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))
+def _token_logprobs(hidden, head, targets, temperature, chunk, multiplier, softcap):
+    how = (temperature, chunk, multiplier, softcap)
+    return _token_logprobs_fwd(hidden, head, targets, *how)[0]
 
 
-def _token_logprobs_fwd(hidden, head, targets, temperature, chunk):
+def _token_logprobs_fwd(hidden, head, targets, *how):
+    chunk = how[1]
     wide = accumulation_dtype(hidden.dtype)
     count = -(-head.shape[0] // chunk)
     lowest = jnp.finfo(wide).min
 
     def step(carry, index):
         top, total, weighted, chosen = carry
-        logits, _, ids, new = _chunk_logits(hidden, head, index, temperature, chunk)
+        logits, _, _, ids, new = _chunk_logits(hidden, head, index, *how)
         masked = jnp.where(new[None, :], logits, lowest)
         new_top = jnp.maximum(top, jnp.max(masked, axis=-1))
         exp = jnp.where(new[None, :], jnp.exp(masked - new_top[:, None]), 0.0)
@@ -139,7 +154,9 @@ def _token_logprobs_fwd(hidden, head, targets, temperature, chunk):
     return (logp, entropy), (hidden, head, targets, top + log_total, mean_logit)
 
 
-def _token_logprobs_bwd(temperature, chunk, residuals, cotangents):
+def _token_logprobs_bwd(*how_and_rest):
+    *how, residuals, cotangents = how_and_rest
+    chunk = how[1]
     hidden, head, targets, lse, mean_logit = residuals
     d_logp, d_entropy = cotangents
     wide = lse.dtype
@@ -147,11 +164,11 @@ def _token_logprobs_bwd(temperature, chunk, residuals, cotangents):
 
     def step(carry, index):
         d_hidden, d_head = carry
-        logits, rows, ids, new = _chunk_logits(hidden, head, index, temperature, chunk)
+        logits, slope, rows, ids, new = _chunk_logits(hidden, head, index, *how)
         p = jnp.exp(logits - lse[:, None])
         hit = (ids[None, :] == targets[:, None]).astype(wide)
         d = d_logp[:, None] * (hit - p) - d_entropy[:, None] * p * (logits - mean_logit[:, None])
-        d = jnp.where(new[None, :], d, 0.0) / temperature
+        d = jnp.where(new[None, :], d, 0.0) * slope
         d_hidden = d_hidden + jnp.einsum("mv,vd->md", d, rows.astype(wide))
         d_rows = jnp.einsum("mv,md->vd", d, hidden.astype(wide))
         start = jnp.minimum(index * chunk, head.shape[0] - chunk)

@@ -2,17 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The decoder: plain parameter pytrees and pure functions.
 
-Parameters are a dict of arrays in the HF layout [out, in]:
+Parameters are a dict of arrays in the HF layout [out, in]; `shapes.py` lists them all:
 
     {"embed": [V, D],
      "layers": {"attn_norm": [L, D], "q": [L, H·hd, D], "k": [L, K·hd, D], "v": [L, K·hd, D],
                 "o": [L, D, H·hd], "mlp_norm": [L, D], "gate": [L, F, D], "up": [L, F, D],
-                "down": [L, D, F]},
+                "down": [L, D, F], …},   # biases, more norms, experts: by the model's traits
      "final_norm": [D],
      "head": [V, D]}                 # absent when the output head is tied to the embedding
 
-Training scans over the stacked layers; decoding on a CPU wants one buffer per layer, which is
-2–3 times faster there: `unstack_layers` turns the one into the other.
+Training scans over the stacked layers, whose traits (window, rotary embedding) ride along as flags,
+so the program is as large for one layer as for a hundred. Decoding on a CPU wants one buffer per
+layer, which is 2–3 times faster there: `unstack_layers` turns the one into the other.
 """
 
 from __future__ import annotations
@@ -22,44 +23,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jaxrl_llm.models.attention import causal_segments, masked_attention
+from jaxrl_llm.models.attention import causal_segments, masked_attention, within_window
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.layers import (
-    accumulation_dtype,
-    apply_rotary,
-    gated_mlp,
-    linear,
-    rms_norm,
-    rotary_tables,
-)
+from jaxrl_llm.models.layers import accumulation_dtype, gated_mlp, linear, rms_norm, soft_cap
+from jaxrl_llm.models.moe import RouterStats, expert_mlp
+from jaxrl_llm.models.rotary import apply_rotary, rotary_tables
+from jaxrl_llm.models.shapes import param_shapes
 
 Params = dict[str, Any]
-
-
-def param_shapes(config: ModelConfig) -> Params:
-    """The shape of every parameter, as a pytree of tuples."""
-    d, f, n = config.hidden_size, config.intermediate_size, config.num_layers
-    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    shapes: Params = {
-        "embed": (config.vocab_size, d),
-        "layers": {
-            "attn_norm": (n, d),
-            "q": (n, q, d),
-            "k": (n, kv, d),
-            "v": (n, kv, d),
-            "o": (n, d, q),
-            "mlp_norm": (n, d),
-            "gate": (n, f, d),
-            "up": (n, f, d),
-            "down": (n, d, f),
-        },
-        "final_norm": (d,),
-    }
-    if not config.tie_word_embeddings:
-        shapes["head"] = (config.vocab_size, d)
-    return shapes
 
 
 def abstract_params(config: ModelConfig, dtype: jnp.dtype = jnp.float32) -> Params:
@@ -72,18 +46,21 @@ def abstract_params(config: ModelConfig, dtype: jnp.dtype = jnp.float32) -> Para
 
 
 def init_params(config: ModelConfig, key: PRNGKeyArray, dtype: jnp.dtype = jnp.float32) -> Params:
-    """Random parameters: norms 1, matrices normal with deviation 0.02."""
-    shapes, treedef = jax.tree.flatten(param_shapes(config), is_leaf=lambda x: isinstance(x, tuple))
-    paths = jax.tree_util.tree_flatten_with_path(
+    """Random parameters: matrices normal with deviation 0.02, norms neutral, biases 0."""
+    paths, treedef = jax.tree_util.tree_flatten_with_path(
         param_shapes(config), is_leaf=lambda x: isinstance(x, tuple)
-    )[0]
-    keys = jax.random.split(key, len(shapes))
-    leaves = [
-        jnp.ones(shape, dtype)
-        if "norm" in jax.tree_util.keystr(path)
-        else (0.02 * jax.random.normal(k, shape)).astype(dtype)
-        for (path, shape), k in zip(paths, keys, strict=True)
-    ]
+    )
+    keys = jax.random.split(key, len(paths))
+
+    def draw(path, shape, key):
+        name = jax.tree_util.keystr(path)
+        if "norm" in name:
+            return (jnp.zeros if config.norm_offset else jnp.ones)(shape, dtype)
+        if "bias" in name:
+            return jnp.zeros(shape, dtype)
+        return (0.02 * jax.random.normal(key, shape)).astype(dtype)
+
+    leaves = [draw(path, shape, k) for (path, shape), k in zip(paths, keys, strict=True)]
     return jax.tree.unflatten(treedef, leaves)
 
 
@@ -100,8 +77,25 @@ def output_head(params: Params) -> Float[Array, "V D"]:
     return params["head"] if "head" in params else params["embed"]
 
 
+def embed_tokens(
+    params: Params, config: ModelConfig, tokens: Int[Array, "N T"]
+) -> Float[Array, "N T D"]:
+    """Rows of the embedding matrix, times the model's multiplier."""
+    x = params["embed"][tokens]
+    if config.embedding_multiplier == 1.0:
+        return x
+    return x * jnp.asarray(config.embedding_multiplier, x.dtype)
+
+
+def final_hidden(
+    params: Params, config: ModelConfig, x: Float[Array, "N T D"]
+) -> Float[Array, "N T D"]:
+    """The last norm, before the output head."""
+    return _norm(x, params["final_norm"], config)
+
+
 def block(
-    layer: dict[str, Array],
+    layer: dict[str, Any],
     config: ModelConfig,
     x: Float[Array, "N T D"],
     cos: Float[Array, "N T half"],
@@ -109,17 +103,105 @@ def block(
     attend: Callable[[Array, Array, Array], Array],
 ) -> Float[Array, "N T D"]:
     """One layer. `attend(q, k, v)` gets rotated [N, T, heads, hd] arrays and returns [N, T, H, hd]:
-    rows of a batch in training, pages of a cache in the sampler."""
-    n, t, _ = x.shape
-    heads = lambda y: y.reshape(n, t, -1, config.head_dim)  # noqa: E731 - local shorthand
+    rows of a batch in training, pages of a cache in the sampler. Its window, scale and soft cap are
+    the caller's to apply (`config.layers[i].window`, `attention_scale`, `attention_softcap`)."""
+    return routed_block(layer, config, x, cos, sin, attend)[0]
+
+
+def routed_block(
+    layer: dict[str, Any],
+    config: ModelConfig,
+    x: Float[Array, "N T D"],
+    cos: Float[Array, "N T half"],
+    sin: Float[Array, "N T half"],
+    attend: Callable[[Array, Array, Array], Array],
+    counted: Bool[Array, "N T"] | None = None,
+) -> tuple[Float[Array, "N T D"], RouterStats | None]:
+    """`block`, and what its router did with the `counted` tokens; None for a dense MLP."""
     with jax.named_scope("attention"):
-        h = rms_norm(x, layer["attn_norm"], config.rms_norm_eps)
-        q, k, v = (heads(linear(h, layer[name])) for name in ("q", "k", "v"))
-        out = attend(apply_rotary(q, cos, sin), apply_rotary(k, cos, sin), v)
-        x = x + linear(out.reshape(n, t, -1), layer["o"])
+        h = _norm(x, layer["attn_norm"], config) if config.pre_norms else x
+        out = _attention(layer, config, h, cos, sin, attend)
+        x = _add(x, out, layer.get("post_attn_norm"), config)
     with jax.named_scope("mlp"):
-        h = rms_norm(x, layer["mlp_norm"], config.rms_norm_eps)
-        return x + gated_mlp(h, layer)
+        h = _norm(x, layer["mlp_norm"], config) if config.pre_norms else x
+        if config.num_experts:
+            out, stats = expert_mlp(h, layer, config, counted)
+        else:
+            out, stats = gated_mlp(h, layer, config.activation), None
+        return _add(x, out, layer.get("post_mlp_norm"), config), stats
+
+
+def _attention(layer, config: ModelConfig, h, cos, sin, attend) -> Float[Array, "N T D"]:
+    n, t, _ = h.shape
+    heads = lambda y: y.reshape(n, t, -1, config.head_dim)  # noqa: E731 - local shorthand
+    q, k, v = (linear(h, layer[name], layer.get(f"{name}_bias")) for name in ("q", "k", "v"))
+    if config.qk_norm == "all":
+        q, k = _norm(q, layer["q_norm"], config), _norm(k, layer["k_norm"], config)
+    q, k, v = heads(q), heads(k), heads(v)
+    if config.qk_norm == "head":
+        q, k = _norm(q, layer["q_norm"], config), _norm(k, layer["k_norm"], config)
+    out = attend(apply_rotary(q, cos, sin), apply_rotary(k, cos, sin), v)
+    return linear(out.reshape(n, t, -1), layer["o"], layer.get("o_bias"))
+
+
+def _norm(x, weight, config: ModelConfig):
+    return rms_norm(
+        x, weight, config.rms_norm_eps, offset=config.norm_offset, wide_weight=config.wide_norm
+    )
+
+
+def _add(x, out, post_norm, config: ModelConfig):
+    """The residual stream and what a half layer adds to it."""
+    if config.post_norms:
+        out = _norm(out, post_norm, config)
+    if config.residual_multiplier != 1.0:
+        out = out * jnp.asarray(config.residual_multiplier, out.dtype)
+    return x + out
+
+
+def layer_flags(config: ModelConfig) -> dict[str, np.ndarray]:
+    """What differs between layers, as arrays [L] that are scanned (and cut) with the layers.
+
+    ``windowed`` (bool) where some layers see a window and some all; ``rope`` (index into the kinds
+    of rotary embedding that occur, in order of appearance). Empty where all layers are alike.
+    """
+    windowed = np.asarray([traits.window is not None for traits in config.layers])
+    kinds = _rope_kinds(config)
+    flags = {}
+    if windowed.any() and not windowed.all():
+        flags["windowed"] = windowed
+    if len(kinds) > 1:
+        flags["rope"] = np.asarray([kinds.index(t.rope) for t in config.layers], np.int32)
+    return flags
+
+
+def _rope_kinds(config: ModelConfig) -> list[str]:
+    return list(dict.fromkeys(traits.rope for traits in config.layers))
+
+
+def layer_inputs(
+    config: ModelConfig,
+    positions: Int[Array, "N T"],
+    segment_ids: Int[Array, "N T"],
+    prefix_ids: Int[Array, "N T"] | None,
+    dtype: jnp.dtype,
+) -> Callable[[dict[str, Array]], tuple[Array, Array, Array]]:
+    """A function from one layer's flags to its cos, sin [N, T, half] and allowed [N, T, T]."""
+    tables = [rotary_tables(positions, config, dtype, kind) for kind in _rope_kinds(config)]
+    allowed = causal_segments(positions, segment_ids, prefix_ids)
+    window = config.sliding_window
+    near = None if window is None else allowed & within_window(positions, window)
+
+    def inputs(flags: dict[str, Array]) -> tuple[Array, Array, Array]:
+        if "rope" in flags:
+            cos, sin = (jnp.stack(table)[flags["rope"]] for table in zip(*tables, strict=True))
+        else:
+            cos, sin = tables[0]
+        if "windowed" in flags:
+            return cos, sin, jnp.where(flags["windowed"], near, allowed)
+        return cos, sin, near if config.layers[0].window is not None else allowed
+
+    return inputs
 
 
 def forward(
@@ -140,20 +222,51 @@ def forward(
         prefix_ids: a second segment that a token sees, its shared prompt; 0: none.
         remat: recompute each layer in the backward pass instead of keeping its activations.
     """
-    x = params["embed"][tokens]
-    cos, sin = rotary_tables(positions, config.head_dim, config.rope_theta, x.dtype)
-    allowed = causal_segments(positions, segment_ids, prefix_ids)
+    return routed_forward(params, config, tokens, positions, segment_ids, prefix_ids, remat=remat)[
+        0
+    ]
 
-    def layer_step(x, layer):
-        attend = lambda q, k, v: masked_attention(q, k, v, allowed)  # noqa: E731
-        return block(layer, config, x, cos, sin, attend), None
+
+def routed_forward(
+    params: Params,
+    config: ModelConfig,
+    tokens: Int[Array, "N T"],
+    positions: Int[Array, "N T"],
+    segment_ids: Int[Array, "N T"],
+    prefix_ids: Int[Array, "N T"] | None = None,
+    *,
+    remat: bool = False,
+) -> tuple[Float[Array, "N T D"], RouterStats | None]:
+    """`forward`, and what the routers did, stacked over layers; None without experts."""
+    x = embed_tokens(params, config, tokens)
+    inputs = layer_inputs(config, positions, segment_ids, prefix_ids, x.dtype)
+    counted = segment_ids > 0
+
+    def layer_step(x, scanned):
+        layer, flags = scanned
+        cos, sin, allowed = inputs(flags)
+        attend = lambda q, k, v: masked_attention(  # noqa: E731
+            q, k, v, allowed, scale=config.attention_scale, softcap=config.attention_softcap
+        )
+        return routed_block(layer, config, x, cos, sin, attend, counted)
 
     body = jax.checkpoint(layer_step) if remat else layer_step
-    x, _ = jax.lax.scan(body, x, params["layers"])
-    return rms_norm(x, params["final_norm"], config.rms_norm_eps)
+    x, stats = jax.lax.scan(body, x, (params["layers"], layer_flags(config)))
+    return final_hidden(params, config, x), stats
 
 
-def logits(params: Params, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
-    """Next-token logits, in at least float32. For whole batches use `heads.token_logprobs`."""
+def logits(
+    params: Params, hidden: Float[Array, "... D"], config: ModelConfig | None = None
+) -> Float[Array, "... V"]:
+    """Next-token logits, in at least float32. For whole batches use `heads.token_logprobs`.
+
+    Args:
+        config: of the model, whose multiplier and soft cap are applied.
+    """
     wide = accumulation_dtype(hidden.dtype)
-    return jnp.einsum("...d,vd->...v", hidden, output_head(params), preferred_element_type=wide)
+    out = jnp.einsum("...d,vd->...v", hidden, output_head(params), preferred_element_type=wide)
+    if config is None:
+        return out
+    if config.logit_multiplier != 1.0:
+        out = out * config.logit_multiplier
+    return soft_cap(out, config.logit_softcap)

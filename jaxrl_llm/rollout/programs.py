@@ -18,9 +18,9 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.layers import rms_norm, rotary_tables
 from jaxrl_llm.models.paged_attention import paged_attention
-from jaxrl_llm.models.transformer import Params, block, logits
+from jaxrl_llm.models.rotary import rotary_tables
+from jaxrl_llm.models.transformer import Params, block, embed_tokens, final_hidden, logits
 from jaxrl_llm.rollout.kv_cache import KVPages, page_slots, write_tokens
 from jaxrl_llm.rollout.sampling import position_uniforms, sample_tokens, sequence_keys
 
@@ -86,24 +86,27 @@ def _run_layers(
     tokens: Int[Array, "S T"],
     positions: Int[Array, "S T"],
     places: tuple[Int[Array, "S T"], Int[Array, "S T"]],
-    read: Callable[[Array, Array, Array], Array],
+    read: Callable[..., Array],
 ) -> tuple[Float[Array, "S T D"], KVPages]:
     """Run tokens through the decoder: write their keys and values to `places` (page and offset),
-    then attend by ``read(q, k_pages, v_pages)``."""
-    x = params["embed"][tokens]
-    cos, sin = rotary_tables(positions, config.head_dim, config.rope_theta, x.dtype)
+    then attend by ``read(q, k_pages, v_pages, window=…, softcap=…, scale=…)``."""
+    x = embed_tokens(params, config, tokens)
+    kinds = {traits.rope for traits in config.layers}
+    tables = {kind: rotary_tables(positions, config, x.dtype, kind) for kind in kinds}
     written = []
 
     def attend(q, k, v):
         k_pages, v_pages = pages[len(written)]
         k_pages = write_tokens(k_pages, k, *places)
         v_pages = write_tokens(v_pages, v, *places)
+        window = config.layers[len(written)].window
         written.append((k_pages, v_pages))
-        return read(q, k_pages, v_pages)
+        softcap, scale = config.attention_softcap, config.attention_scale
+        return read(q, k_pages, v_pages, window=window, softcap=softcap, scale=scale)
 
-    for layer in params["layers"]:
-        x = block(layer, config, x, cos, sin, attend)
-    return rms_norm(x, params["final_norm"], config.rms_norm_eps), tuple(written)
+    for layer, traits in zip(params["layers"], config.layers, strict=True):
+        x = block(layer, config, x, *tables[traits.rope], attend)
+    return final_hidden(params, config, x), tuple(written)
 
 
 @functools.partial(jax.jit, static_argnames="config", donate_argnames="pages")
@@ -120,9 +123,9 @@ def prefill(params: Params, config: ModelConfig, pages: KVPages, chunk: PrefillC
         chunk.start[:, None] + jnp.arange(chunk.index.shape[1], dtype=jnp.int32)[None, :]
     )
 
-    def read(q, k_pages, v_pages):
+    def read(q, k_pages, v_pages, **traits):
         by_row = q[0][chunk.index]
-        out = paged_attention(by_row, k_pages, v_pages, chunk.tables, row_positions)
+        out = paged_attention(by_row, k_pages, v_pages, chunk.tables, row_positions, **traits)
         return out[chunk.row, chunk.column][None]
 
     _, pages = _run_layers(
@@ -164,14 +167,14 @@ def decode(
         at = position[:, None]
         places = page_slots(slots.tables, at, wanted[:, None], pages[0][0].shape[1])
 
-        def read(q, k_pages, v_pages):
-            return paged_attention(q, k_pages, v_pages, slots.tables, at)
+        def read(q, k_pages, v_pages, **traits):
+            return paged_attention(q, k_pages, v_pages, slots.tables, at, **traits)
 
         hidden, pages = _run_layers(params, config, pages, token[:, None], at, places, read)
         with jax.named_scope("sample"):
             uniform = position_uniforms(keys, position + 1)
             chosen, logp = sample_tokens(
-                logits(params, hidden[:, 0, :]), uniform, slots.temperature, slots.top_p
+                logits(params, hidden[:, 0, :], config), uniform, slots.temperature, slots.top_p
             )
         tokens = jax.lax.dynamic_update_slice(tokens, chosen[:, None], (first, step))
         logps = jax.lax.dynamic_update_slice(
