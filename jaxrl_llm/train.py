@@ -116,27 +116,19 @@ def choose_devices(devices: str | None) -> None:
 
 def run(launch: Launch, overrides: Sequence[str]) -> int:
     from jaxrl_llm import config as configs
-    from jaxrl_llm.trainers.build import build_run
-    from jaxrl_llm.trainers.dry_run import dry_run
     from jaxrl_llm.trainers.loop import train
     from jaxrl_llm.trainers.run_directory import RunDirectory
-    from jaxrl_llm.trainers.settings import RLConfig
-    from jaxrl_llm.trainers.show import finished_text
+    from jaxrl_llm.trainers.runs import kind_of_run
 
     path = configs.find_config(launch.config or "")
     doc, config = configs.load_config(path)
-    if not isinstance(config, RLConfig):
-        raise ConfigError(
-            "get_config() returns a config of another kind",
-            got=f"{type(config).__name__} from {path}",
-            expected="RLConfig",
-        )
+    kind = kind_of_run(config, path)
     config = configs.apply_overrides(config, overrides)
     if launch.help:
         print(configs.help_text(config, doc))
         return 0
     if launch.dry_run:
-        dry_run(config)
+        kind.dry_run(config)
         return 0
     place = pathlib.Path(launch.run_dir or pathlib.Path("runs") / path.stem)
     settings = configs.to_dict(config)
@@ -148,10 +140,10 @@ def run(launch: Launch, overrides: Sequence[str]) -> int:
         fresh=launch.fresh,
     )
     if directory.done.exists():
-        print(finished_text(directory.path, directory.read_result()))
+        print(kind.finished_text(directory.path, directory.read_result()))
         return 0
     with directory.undone_on_error():
-        built = build_run(config, directory, settings)
+        built = kind.build(config, directory, settings)
     return train(built)
 
 

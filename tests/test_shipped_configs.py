@@ -18,7 +18,7 @@ def test_a_config_loads_and_explains_itself(path):
     for word in ("Command:", f"--config={path.name}", "Time:", "Expect:", "Overrides:"):
         assert word in doc, word
     assert [field.name for field in fields(config) if not field.meaning] == []
-    assert "--sampler.temperature" in help_text(config, doc)
+    assert "--optimizer.learning_rate" in help_text(config, doc)
 
 
 def test_a_dry_run_shows_sizes_prompts_and_rewards_and_trains_nothing(tmp_path, capsys):

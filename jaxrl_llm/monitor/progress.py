@@ -11,7 +11,7 @@ import math
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 HEADER_EVERY = 20
@@ -21,8 +21,11 @@ _HELDOUT_METRICS = ("eval/accuracy", "eval/reward")
 
 _Metrics = Mapping[str, Any]
 
-# (header, width, metric, how to show it); a column is there when the first step has its metric.
-_COLUMNS: tuple[tuple[str, int, str, Callable[[float], str]], ...] = (
+# (header, width, metric, how to show it)
+Column = tuple[str, int, str, Callable[[float], str]]
+
+# A column is there when the first step has its metric.
+_COLUMNS: tuple[Column, ...] = (
     ("reward", 6, "reward", lambda x: f"{x:.3f}"),
     ("std", 5, "reward_std", lambda x: f"{x:.3f}"),
     ("kl", 8, "kl", lambda x: f"{x:.2e}"),
@@ -53,6 +56,7 @@ class Progress:
     Args:
         total: number of the last step.
         evaluates: whether some steps carry `eval/accuracy` (or else `eval/reward`): a column.
+        columns: further columns, which stand first; those of held-out metrics always stand.
         stream: where to print (`write`, `flush`); standard output by default.
         clock: seconds, to estimate what is left.
     """
@@ -62,14 +66,16 @@ class Progress:
         total: int,
         *,
         evaluates: bool = False,
+        columns: Sequence[Column] = (),
         stream: Any = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self.total = total
         self._evaluates = evaluates
+        self._first = tuple(columns)
         self._stream = stream
         self._clock = clock
-        self._columns: list[tuple[str, int, str, Callable[[float], str]]] = []
+        self._columns: list[Column] = []
         self._shown = 0
         self._tokens = 0.0
         self._started: tuple[int, float] | None = None
@@ -77,7 +83,7 @@ class Progress:
     def update(self, step: int, metrics: _Metrics) -> None:
         """Print the line of a step (and a header where one is due)."""
         if not self._columns:
-            self._columns = _choose_columns(metrics, self._evaluates)
+            self._columns = _choose_columns(metrics, self._evaluates, self._first)
         if self._shown % HEADER_EVERY == 0:
             emit(self.header(), self._stream)
         emit(self.line(step, metrics), self._stream)
@@ -131,8 +137,11 @@ class Progress:
         )
 
 
-def _choose_columns(metrics: _Metrics, evaluates: bool) -> list[Any]:
+def _choose_columns(metrics: _Metrics, evaluates: bool, first: Sequence[Column] = ()) -> list[Any]:
     """The columns whose metric the first step has, with reward parts and held-out accuracy."""
+    if first:
+        shown = [c for c in first if c[2] in metrics or c[2].startswith("eval/")]
+        return shown + [column for column in _COLUMNS if column[2] in metrics]
     columns: list[Any] = [column for column in _COLUMNS if column[2] in metrics]
     parts = [name for name in metrics if name.startswith("rewards/") and name.endswith("/mean")]
     after_reward = sum(column[2] in ("reward", "reward_std") for column in columns)

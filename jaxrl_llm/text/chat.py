@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -38,6 +39,47 @@ def render(
         ModelError: no template, or it is not valid jinja, fails, or does what it may not.
         DataError: `messages` is not a list of messages, or the template itself refuses it.
     """
+    return _render(messages, tokenizer, _GenerationTag, add_generation_prompt, kwargs)
+
+
+def render_with_spans(
+    messages: Any, tokenizer: Tokenizer, **kwargs: Any
+) -> tuple[str, list[tuple[int, int]]]:
+    """The text of a conversation, and where in it (characters, end excluded) the assistant speaks:
+    what the template puts between `{% generation %}` and `{% endgeneration %}`.
+
+    Raises:
+        ModelError, DataError: as `render`; a ModelError too when the template has no such marks.
+    """
+    if tokenizer.chat_template is not None and not _MARKED.search(tokenizer.chat_template):
+        raise ModelError(
+            "the chat template does not mark what the assistant says",
+            expected="{% generation %} … {% endgeneration %} around the assistant's words",
+            hint="a template with marks, or prompt and completion in columns of their own",
+        )
+    if any(mark in json.dumps(_plain(messages), ensure_ascii=False) for mark in (_OPEN, _CLOSE)):
+        raise DataError("a message holds the characters that mark spans", got=repr(_OPEN + _CLOSE))
+    text = _render(messages, tokenizer, _MarkingTag, False, kwargs)
+    plain, spans, start = "", [], None
+    for piece in _SPAN_EDGE.split(text):
+        if piece == _OPEN:
+            start = len(plain)
+        elif piece == _CLOSE:
+            assert start is not None, "the marks come in pairs"
+            spans.append((start, len(plain)))
+            start = None
+        else:
+            plain += piece
+    return plain, [span for span in spans if span[0] < span[1]]
+
+
+def _render(
+    messages: Any,
+    tokenizer: Tokenizer,
+    tag: type[jinja2.ext.Extension],
+    add_generation_prompt: bool,
+    kwargs: Mapping[str, Any],
+) -> str:
     if tokenizer.chat_template is None:
         raise ModelError(
             "the model has no chat template, so it can't read messages",
@@ -57,7 +99,7 @@ def render(
         "add_generation_prompt": add_generation_prompt,
     }
     try:
-        return _compile(tokenizer.chat_template).render(**variables)
+        return _compile(tokenizer.chat_template, tag).render(**variables)
     except _Refused as error:
         raise DataError(f"the chat template refuses the messages: {error}") from error
     except jinja2.TemplateSyntaxError as error:
@@ -141,6 +183,24 @@ class _GenerationTag(jinja2.ext.Extension):
         return [jinja2.nodes.Scope(body).set_lineno(line)]
 
 
+class _MarkingTag(_GenerationTag):
+    """The same, with a private character before and after the body."""
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        line = parser.stream.current.lineno
+        marks = [
+            jinja2.nodes.Output([jinja2.nodes.TemplateData(mark)]).set_lineno(line)
+            for mark in (_OPEN, _CLOSE)
+        ]
+        return [marks[0], *super().parse(parser), marks[1]]
+
+
+# From a private plane of Unicode: no text holds them by chance.
+_OPEN, _CLOSE = "\U0010fd01", "\U0010fd02"
+_SPAN_EDGE = re.compile(f"([{_OPEN}{_CLOSE}])")
+_MARKED = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+
+
 def _raise_exception(message: str) -> NoReturn:
     raise _Refused(str(message))
 
@@ -161,11 +221,11 @@ def _tojson(value: Any, ensure_ascii=False, indent=None, separators=None, sort_k
 
 
 @functools.lru_cache(maxsize=8)
-def _compile(template: str) -> jinja2.Template:
+def _compile(template: str, tag: type[jinja2.ext.Extension]) -> jinja2.Template:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
-        extensions=[_GenerationTag, jinja2.ext.loopcontrols],
+        extensions=[tag, jinja2.ext.loopcontrols],
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception

@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.checkpoint.pretrained import peek
+from jaxrl_llm.data.encode import Part
 from jaxrl_llm.data.pipeline import make_prompt
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import abstract_params
@@ -18,8 +20,11 @@ from jaxrl_llm.rewards.base import score
 from jaxrl_llm.rollout.kv_cache import default_num_pages
 from jaxrl_llm.sharding.mesh import make_mesh
 from jaxrl_llm.text.chat import encode_prompt
+from jaxrl_llm.text.templates import with_template
 from jaxrl_llm.text.tokenizer import Tokenizer
 from jaxrl_llm.trainers.build import build_data, check_mesh, stop_ids, total_updates
+from jaxrl_llm.trainers.build_supervised import check_context, check_micro_batch
+from jaxrl_llm.trainers.encoders import encode_examples
 from jaxrl_llm.trainers.optimizers import make_optimizer
 from jaxrl_llm.trainers.settings import RLConfig, resolve_algorithm
 from jaxrl_llm.trainers.state import make_train_functions
@@ -52,6 +57,41 @@ def dry_run(config: RLConfig) -> None:
     for line in canned_rewards(config, tokenizer, prompts[0]):
         print(line)
     print("\ndry run: everything fits together; nothing was trained")
+
+
+def supervised_dry_run(config: Any) -> None:
+    """Encode all data, print sizes, what was cut, and three examples with what is learnt marked."""
+    mesh = make_mesh(config.mesh)
+    check_micro_batch(config, mesh.shape["data"])
+    model_config, own = peek(config.model.path)
+    check_context(config, model_config)
+    tokenizer = with_template(own, config.rows.chat_template)
+    data = encode_examples(config, tokenizer)
+    units = [unit for table in data.train for unit in table]
+    lengths = np.array([unit.length for unit in units])
+    print(f"model      {config.model.path}: {model_config.num_params / 1e6:.1f} M parameters")
+    print(f"data       {len(units)} training examples, {len(data.heldout)} held out")
+    print(f"           {lengths.mean():.0f} tokens each, the longest {lengths.max()}")
+    print("           " + (", ".join(f"{n} {why}" for why, n in data.notes.items()) or "none cut"))
+    print(f"devices    {mesh.size} × {mesh.devices.flat[0].device_kind}")
+    params = abstract_params(model_config, jnp.dtype(config.model.dtype))
+    state = jax.eval_shape(make_optimizer(config.optimizer, config.train.steps).init, params)
+    print("\nmemory, on each training device, without activations")
+    for name, tree in (("parameters", params), ("optimiser state", state), ("gradients", params)):
+        print(f"  {_bytes(tree) / 2**20:10.1f} MiB  {name}")
+    for unit in units[:3]:
+        for part in unit.parts:
+            print(f"\nexample {unit.index} ({len(part.tokens)} tokens; learnt or read: ⟦ ⟧)")
+            print(_indent(marked_text(part, tokenizer)))
+    print("\ndry run: everything fits together; nothing was trained")
+
+
+def marked_text(part: Part, tokenizer: Tokenizer) -> str:
+    """The text of a part with ⟦ ⟧ around what its mask marks."""
+    edges = np.flatnonzero(np.diff(part.mask.astype(np.int8), prepend=0, append=0))
+    pieces = np.split(part.tokens, edges)
+    texts = [tokenizer.decode(piece.tolist()) for piece in pieces]
+    return "".join(f"⟦{text}⟧" if i % 2 else text for i, text in enumerate(texts))
 
 
 def memory(config: RLConfig, model_config: ModelConfig) -> dict[str, int]:

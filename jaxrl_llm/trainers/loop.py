@@ -10,13 +10,37 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from jaxrl_llm.checkpoint.manager import CheckpointManager, abstract_like
 from jaxrl_llm.errors import NonFinite, UserError
-from jaxrl_llm.trainers.rl import RLTrainer
 from jaxrl_llm.trainers.run_directory import RunDirectory
-from jaxrl_llm.types import Rollout
+
+Samples = list[Any]  # what a trainer lets people look at; its own `show` knows the kind
+
+
+class Trainer(Protocol):
+    """What the loop repeats.
+
+    Attributes:
+        step: steps done.
+        updater: its `state` is the pytree of arrays that a checkpoint holds.
+    """
+
+    step: int
+    updater: Any
+
+    def train_step(self) -> tuple[dict[str, float], Samples]:
+        """One step: its metrics and samples."""
+        ...
+
+    def host_state(self) -> dict[str, Any]:
+        """What a checkpoint holds beside the arrays, as JSON values."""
+        ...
+
+    def set_host_state(self, state: dict[str, Any]) -> None:
+        """Continue where `host_state` was called; the arrays are restored already."""
+        ...
 
 
 @dataclasses.dataclass
@@ -24,25 +48,25 @@ class Run:
     """A built run: the trainer and everything around it.
 
     Attributes:
-        trainer: has `step`, `train_step()`, `updater.state` and `host_state()`.
+        trainer: makes the steps.
         total_steps: when the run is done.
         eval_every: steps between held-out evaluations; 0 means before and after only.
         checkpoint_every: steps between checkpoints; the last step is always saved.
-        data_state, set_data_state: position of the prompts, as JSON values.
-        evaluate: → held-out metrics and rollouts.
+        data_state, set_data_state: position in the data, as JSON values.
+        evaluate: → held-out metrics and samples.
         export: writes the HF folder and returns its path.
         show: everything that a person sees; see `monitor`.
     """
 
     directory: RunDirectory
-    trainer: RLTrainer
+    trainer: Trainer
     checkpoints: CheckpointManager
     total_steps: int
     eval_every: int
     checkpoint_every: int
     data_state: Callable[[], dict[str, Any]]
     set_data_state: Callable[[dict[str, Any]], None]
-    evaluate: Callable[[], tuple[dict[str, float], list[Rollout]]]
+    evaluate: Callable[[], tuple[dict[str, float], Samples]]
     export: Callable[[], Any]
     show: Any
 
@@ -71,13 +95,13 @@ def _train(run: Run, stop: StopFlag) -> int:
     run.directory.begin()
     saved = resume(run)
     if trainer.step == 0:
-        metrics, rollouts = run.evaluate()
-        run.show.evaluation(0, metrics, rollouts)
+        metrics, samples = run.evaluate()
+        run.show.evaluation(0, metrics, samples)
 
     while trainer.step < run.total_steps and not stop.requested:
         # ── one step ──────────────────────────────────────────────────────────────────────────────
         try:
-            metrics, rollouts = trainer.train_step()
+            metrics, samples = trainer.train_step()
         except NonFinite as error:
             kept = f"the last good checkpoint is step {saved}" if saved else "none was saved yet"
             raise NonFinite(
@@ -89,10 +113,10 @@ def _train(run: Run, stop: StopFlag) -> int:
 
         # ── held-out evaluation, curves, samples ──────────────────────────────────────────────────
         if last or (run.eval_every and step % run.eval_every == 0):
-            heldout, heldout_rollouts = run.evaluate()
+            heldout, heldout_samples = run.evaluate()
             metrics |= heldout
-            run.show.evaluation(step, {}, heldout_rollouts)
-        run.show.step(step, metrics, rollouts)
+            run.show.evaluation(step, {}, heldout_samples)
+        run.show.step(step, metrics, samples)
 
         # ── checkpoint: parameters, optimiser, data position, all of the same step ────────────────
         if last or step % run.checkpoint_every == 0:

@@ -1,0 +1,37 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Direct preference optimisation of SmolLM2-135M-Instruct, with a live reference.
+
+Command:    python -m jaxrl_llm.train --config=dpo.py
+Hardware:   two CPU cores, 8 GiB of memory
+Time:       TIME
+Expect:     EXPECT
+Overrides:  --preference.label_smoothing=0.1
+            --preference.reference=precomputed
+            --preference.ref_update_every=8
+"""
+
+import pathlib
+
+from jaxrl_llm.data.preprocess import TableData
+from jaxrl_llm.trainers.optimizers import OptimizerConfig
+from jaxrl_llm.trainers.settings import ModelSource
+from jaxrl_llm.trainers.supervised_settings import (
+    FitConfig,
+    PreferenceConfig,
+    PreferenceSettings,
+    RowConfig,
+)
+
+DATA = pathlib.Path(__file__).parent / "data"
+
+
+def get_config() -> PreferenceConfig:
+    return PreferenceConfig(
+        model=ModelSource(path="smollm2-135m-instruct"),
+        data=TableData(path=str(DATA / "preferences.jsonl"), heldout=64),
+        preference=PreferenceSettings(loss="dpo", beta=0.1),
+        rows=RowConfig(max_length=128, row_tokens=256, truncate="prompt"),
+        optimizer=OptimizerConfig(learning_rate=1e-5),
+        train=FitConfig(steps=12, batch=16, micro_batch=4, eval_every=6),
+    )

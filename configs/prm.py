@@ -1,0 +1,37 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""A process reward model: is each step right? Over SmolLM2-135M-Instruct.
+
+Command:    python -m jaxrl_llm.train --config=prm.py
+Hardware:   two CPU cores, 8 GiB of memory
+Time:       TIME
+Expect:     EXPECT
+Overrides:  --reward.center_coef=0.0
+            --data.path=mine.jsonl
+            --train.steps=80
+"""
+
+import pathlib
+
+from jaxrl_llm.data.preprocess import TableData
+from jaxrl_llm.trainers.optimizers import OptimizerConfig
+from jaxrl_llm.trainers.settings import ModelSource
+from jaxrl_llm.trainers.supervised_settings import (
+    FitConfig,
+    RewardConfig,
+    RewardSettings,
+    RowConfig,
+)
+
+DATA = pathlib.Path(__file__).parent / "data"
+
+
+def get_config() -> RewardConfig:
+    return RewardConfig(
+        model=ModelSource(path="smollm2-135m-instruct"),
+        data=TableData(path=str(DATA / "judged_steps.jsonl"), heldout=64),
+        reward=RewardSettings(kind="steps", separator="\n"),
+        rows=RowConfig(max_length=128, row_tokens=256, truncate="drop"),
+        optimizer=OptimizerConfig(learning_rate=3e-5, warmup_steps=4),
+        train=FitConfig(steps=40, batch=16, micro_batch=4, eval_every=10),
+    )

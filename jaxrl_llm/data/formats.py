@@ -1,0 +1,241 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The columns of supervised data, named as in TRL, and the rows that they turn into.
+
+A row that has passed `check_row` holds the columns of its format and nothing else: the replies of a
+preference without the prompt that both begin with, rankings as they were given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from jaxrl_llm.data.records import check_prompt, clip
+from jaxrl_llm.errors import DataError
+
+Row = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """One way to write an example.
+
+    Attributes:
+        columns: those that must be there.
+        optional: those that may be.
+        meaning: the columns' types, for errors.
+    """
+
+    columns: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+    meaning: str = ""
+
+
+_TEXT = "text, or a list of messages"
+FORMATS: dict[str, Format] = {
+    "text": Format(("text",), meaning="text: all of it is learnt"),
+    "messages": Format(("messages",), meaning="a list of messages; what the assistant says counts"),
+    "prompt_completion": Format(("prompt", "completion"), meaning=_TEXT),
+    "preference": Format(("chosen", "rejected"), ("prompt", "margin"), meaning=_TEXT),
+    "ranking": Format(("prompt", "completions", "scores"), meaning="replies and a number for each"),
+    "unpaired": Format(("prompt", "completion", "label"), meaning=f"{_TEXT}; label: true or false"),
+    "stepwise": Format(
+        ("prompt", "completions", "labels"), meaning="steps, and true or false for each"
+    ),
+}
+
+
+def find_format(columns: Iterable[str], fitting: Sequence[str], where: str) -> str:
+    """The format of a table by its columns: of those that fit, the one that uses most of them.
+
+    Args:
+        fitting: names of the formats that the trainer can use.
+        where: what the error calls the table.
+
+    Raises:
+        DataError: none fits; names the columns that are there and the formats that would fit.
+    """
+    held = set(columns)
+    usable = [name for name in fitting if held.issuperset(FORMATS[name].columns)]
+    if usable:
+        return max(usable, key=lambda name: len(FORMATS[name].columns))
+    raise DataError(
+        f"{where} has no columns to train on",
+        got="the columns " + (clip(", ".join(sorted(held))) or "none"),
+        expected=" or ".join(describe(name) for name in fitting),
+        hint="rename the columns, or another trainer",
+    )
+
+
+def describe(name: str) -> str:
+    """A format's columns as an error shows them: `chosen, rejected[, prompt][, margin]`."""
+    row = FORMATS[name]
+    return ", ".join(row.columns) + "".join(f"[, {column}]" for column in row.optional)
+
+
+def check_row(row: Mapping[str, Any], name: str, where: str) -> Row:
+    """The columns of the format `name` in `row`, checked; other columns are left out.
+
+    Raises:
+        DataError: a column is missing or of the wrong type; `where` names the row.
+    """
+    form = FORMATS[name]
+    for column in form.columns:
+        if column not in row:
+            raise DataError(
+                f"{where} has no column {column!r}",
+                got="the columns " + clip(", ".join(map(str, row)) or "none"),
+                expected=describe(name),
+            )
+    optional = [c for c in form.optional if row.get(c) is not None]
+    kept = {column: row[column] for column in (*form.columns, *optional)}
+    _CHECKS[name](kept, where)
+    return _with_prompt(kept, where) if name == "preference" else kept
+
+
+def _check_text(row: Row, where: str) -> None:
+    if not isinstance(row["text"], str):
+        _wrong_type(where, "text", row["text"], "text")
+    check_prompt(row["text"], f"{where}: the text")
+
+
+def _check_messages(row: Row, where: str) -> None:
+    if not isinstance(row["messages"], list):
+        _wrong_type(where, "messages", row["messages"], "a list of messages")
+    check_prompt(row["messages"], f"{where}: the conversation")
+
+
+def _check_completion(row: Row, where: str, column: str = "completion") -> None:
+    """Prompt and completion are of one kind; an empty prompt is one that nothing is asked by."""
+    if row["prompt"] != "":
+        check_prompt(row["prompt"], f"{where}: the prompt")
+    check_prompt(row[column], f"{where}: the {column}")
+    if type(row["prompt"]) is not type(row[column]):
+        raise DataError(
+            f"{where}: prompt and {column} are of different kinds",
+            got=f"{type(row['prompt']).__name__} and {type(row[column]).__name__}",
+            expected="both text, or both lists of messages",
+        )
+
+
+def _check_preference(row: Row, where: str) -> None:
+    for column in ("chosen", "rejected"):
+        if "prompt" in row:
+            _check_completion(row, where, column)
+        else:
+            check_prompt(row[column], f"{where}: the {column} reply")
+    if type(row["chosen"]) is not type(row["rejected"]):
+        raise DataError(f"{where}: the replies are of different kinds", expected=_TEXT)
+    if row["chosen"] == row["rejected"]:
+        raise DataError(
+            f"{where}: both replies are the same",
+            got=clip(reprlib.repr(row["chosen"])),
+            hint="leave such rows out",
+        )
+    if "margin" in row and not _is_number(row["margin"]):
+        _wrong_type(where, "margin", row["margin"], "a finite number")
+
+
+def _check_ranking(row: Row, where: str) -> None:
+    replies, scores = row["completions"], row["scores"]
+    check_prompt(row["prompt"], f"{where}: the prompt")
+    if not isinstance(replies, list) or not isinstance(scores, list) or len(replies) < 2:
+        _wrong_type(where, "completions", replies, "two or more replies, and a score for each")
+    if len(replies) != len(scores) or not all(map(_is_number, scores)):
+        _wrong_type(where, "scores", scores, f"{len(replies)} finite numbers")
+    for reply in replies:
+        check_prompt(reply, f"{where}: a reply")
+    if len(set(scores)) < 2:
+        raise DataError(f"{where}: no reply is better than another", got=scores)
+
+
+def _check_unpaired(row: Row, where: str) -> None:
+    _check_completion(row, where)
+    if not isinstance(row["label"], bool):
+        _wrong_type(where, "label", row["label"], "true or false")
+
+
+def _check_stepwise(row: Row, where: str) -> None:
+    steps, labels = row["completions"], row["labels"]
+    check_prompt(row["prompt"], f"{where}: the prompt")
+    if not isinstance(row["prompt"], str):
+        _wrong_type(where, "prompt", row["prompt"], "text")
+    if not isinstance(steps, list) or not steps or not all(isinstance(s, str) and s for s in steps):
+        _wrong_type(where, "completions", steps, "a list of steps, each a text")
+    good = isinstance(labels, list) and all(isinstance(label, bool) for label in labels)
+    if not good or len(labels) != len(steps):
+        _wrong_type(where, "labels", labels, f"{len(steps)} times true or false")
+
+
+_CHECKS = {
+    "text": _check_text,
+    "messages": _check_messages,
+    "prompt_completion": _check_completion,
+    "preference": _check_preference,
+    "ranking": _check_ranking,
+    "unpaired": _check_unpaired,
+    "stepwise": _check_stepwise,
+}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _wrong_type(where: str, column: str, value: Any, expected: str) -> None:
+    raise DataError(
+        f"{where}: the column {column!r} is of the wrong type",
+        got=clip(reprlib.repr(value)),
+        expected=expected,
+    )
+
+
+def _with_prompt(row: Row, where: str) -> Row:
+    """A preference with its prompt: given, or what both replies begin with."""
+    if "prompt" in row:
+        return row
+    chosen, rejected = row["chosen"], row["rejected"]
+    equal = [one == other for one, other in zip(chosen, rejected, strict=False)]
+    shared = equal.index(False) if False in equal else len(equal)
+    if isinstance(chosen, str):
+        shared = _word_start(chosen, rejected, shared)
+    rest = {"chosen": chosen[shared:], "rejected": rejected[shared:]}
+    if not rest["chosen"] or not rest["rejected"]:
+        raise DataError(
+            f"{where}: one reply is the beginning of the other",
+            got=clip(reprlib.repr(chosen)),
+            hint="a column prompt",
+        )
+    if not isinstance(chosen, str) and not shared:
+        raise DataError(f"{where}: the replies have no message in common", hint="a column prompt")
+    return {**row, "prompt": chosen[:shared], **rest}
+
+
+def _word_start(chosen: str, rejected: str, shared: int) -> int:
+    """Back from the first difference to where its word begins, the blank before it included."""
+    after = (chosen[shared : shared + 1], rejected[shared : shared + 1])
+    if shared and not all(text.isspace() for text in after):
+        while shared and not chosen[shared - 1].isspace():
+            shared -= 1
+        if shared and chosen[shared - 1] == " ":
+            shared -= 1
+    return shared
+
+
+def ranking_pairs(row: Row) -> list[Row]:
+    """A ranking as preferences: every better reply against every worse one.
+
+    ``margin`` is the difference of their scores when the rows' trainer asks for margins.
+    """
+    ranked = list(zip(row["completions"], row["scores"], strict=True))
+    return [
+        {"prompt": row["prompt"], "chosen": better, "rejected": worse, "margin": float(high - low)}
+        for better, high in ranked
+        for worse, low in ranked
+        if high > low
+    ]

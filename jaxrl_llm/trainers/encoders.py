@@ -1,0 +1,151 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The examples of a supervised run as tokens: which formats each trainer takes, and how."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxrl_llm.data.encode import (
+    Part,
+    Unit,
+    encode_messages,
+    encode_reply,
+    encode_rows,
+    encode_steps,
+    encode_text,
+    ends_only,
+    everything,
+)
+from jaxrl_llm.data.formats import Row
+from jaxrl_llm.errors import ConfigError, UserError
+from jaxrl_llm.text.tokenizer import Tokenizer
+from jaxrl_llm.trainers.supervised_settings import PreferenceConfig, RewardConfig, SFTConfig
+
+Encode = Callable[[Row], tuple[tuple[Part, ...], tuple[float, ...]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoded:
+    """The data of a run.
+
+    Attributes:
+        train: the examples of each table; `index` counts through all of them.
+        heldout: the held-out examples of all tables, indexed behind them.
+        weights: how often each table is drawn from.
+        notes: what was cut or left out → how many.
+    """
+
+    train: list[list[Unit]]
+    heldout: list[Unit]
+    weights: list[float]
+    notes: dict[str, int]
+
+
+def fitting_formats(config: Any) -> tuple[str, ...]:
+    """The names of the formats that the trainer of a config takes."""
+    if isinstance(config, SFTConfig):
+        return ("text", "messages", "prompt_completion")
+    if isinstance(config, RewardConfig) and config.reward.kind == "steps":
+        return ("stepwise",)
+    if isinstance(config, PreferenceConfig) and config.preference.loss == "kto":
+        return ("unpaired",)
+    return ("preference", "ranking")
+
+
+def encode_examples(config: Any, tokenizer: Tokenizer) -> Encoded:
+    """Load, check and tokenise all data of a run.
+
+    Raises:
+        DataError, ModelError: what is wrong with data or template, naming the row.
+        ConfigError: nothing is left of a table.
+    """
+    tables = config.data.load(fitting_formats(config))
+    most = min(config.rows.max_length, config.rows.row_tokens)
+    notes: dict[str, int] = {}
+    train: list[list[Unit]] = []
+    heldout: list[Unit] = []
+
+    def units(rows: Sequence[Row], form: str, first: int) -> list[Unit]:
+        return encode_rows(
+            rows,
+            make_encoder(config, form, tokenizer),
+            most=most,
+            rule=config.rows.truncate,
+            bos_id=tokenizer.bos_id,
+            counts=notes,
+            first_index=first,
+        )
+
+    for examples, _ in tables:
+        for reason, count in examples.left_out.items():
+            notes[reason] = notes.get(reason, 0) + count
+        train.append(units(examples.train, examples.format, sum(map(len, train))))
+        if not train[-1]:
+            raise ConfigError(
+                "no example of a table fits", got=notes, hint="a larger rows.max_length"
+            )
+    for examples, _ in tables:
+        first = sum(map(len, train)) + len(heldout)
+        heldout += units(examples.heldout, examples.format, first)
+    return Encoded(train, heldout, [weight for _, weight in tables], notes)
+
+
+def make_encoder(config: Any, form: str, tokenizer: Tokenizer) -> Encode:
+    """From a row of a format to the parts and numbers of a unit, for the trainer of a config."""
+    encode = _ENCODERS[form]
+
+    def named(row: Row) -> tuple[tuple[Part, ...], tuple[float, ...]]:
+        try:
+            return encode(row, tokenizer, config)
+        except UserError as error:
+            raise type(error)(f"{error} · in the example {str(row)[:80]!r}") from error
+
+    return named
+
+
+def _text(row: Row, tokenizer: Tokenizer, config: Any):
+    return (encode_text(row["text"], tokenizer),), ()
+
+
+def _messages(row: Row, tokenizer: Tokenizer, config: SFTConfig):
+    part = encode_messages(row["messages"], tokenizer)
+    return ((part if config.sft.completion_only else everything(part)),), ()
+
+
+def _prompt_completion(row: Row, tokenizer: Tokenizer, config: SFTConfig):
+    part = encode_reply(row["prompt"], row["completion"], tokenizer)
+    return ((part if config.sft.completion_only else everything(part)),), ()
+
+
+def _preference(row: Row, tokenizer: Tokenizer, config: Any):
+    parts = tuple(
+        encode_reply(row["prompt"], row[name], tokenizer) for name in ("chosen", "rejected")
+    )
+    if isinstance(config, RewardConfig):
+        parts = tuple(map(ends_only, parts))
+    return parts, (float(row.get("margin", 0.0)), 0.0)
+
+
+def _unpaired(row: Row, tokenizer: Tokenizer, config: Any):
+    part = encode_reply(row["prompt"], row["completion"], tokenizer)
+    return (part,), (float(row["label"]),)
+
+
+def _stepwise(row: Row, tokenizer: Tokenizer, config: RewardConfig):
+    part = encode_steps(
+        row["prompt"], row["completions"], row["labels"], tokenizer, config.reward.separator
+    )
+    return (part,), ()
+
+
+_ENCODERS: dict[str, Callable] = {
+    "text": _text,
+    "messages": _messages,
+    "prompt_completion": _prompt_completion,
+    "preference": _preference,
+    "unpaired": _unpaired,
+    "stepwise": _stepwise,
+}

@@ -1,0 +1,170 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""One optimiser update from packed rows: gradients of micro-batches added up, for any loss.
+
+A loss is a function ``(params, rows, counts, coefs, bounds) → (contribution, metrics)``. Counts are
+taken over the whole optimiser batch first, so the contributions of its micro-batches add up to its
+loss whatever the split; metrics are (sum, count) pairs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+from flax import struct
+
+from jaxrl_llm.data.packing import PackedRows
+from jaxrl_llm.errors import NonFinite
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.trainers.metrics import Sums
+from jaxrl_llm.trainers.state import TrainState, make_train_functions
+
+
+class Bounds(NamedTuple):
+    """Static sizes of a step.
+
+    Attributes:
+        targets: at least the learnt tokens of any row.
+        slots: sequences that a row can hold.
+    """
+
+    targets: int
+    slots: int
+
+
+Loss = Callable[[Any, PackedRows, Mapping[str, Any], Mapping[str, Any], Bounds], tuple[Any, dict]]
+
+
+class LearnFunctions(NamedTuple):
+    """Compiled programs: see `state.TrainFunctions`; `accumulate` is (gradients, params, rows,
+    counts, coefs, bounds) → (gradients, (loss, metrics))."""
+
+    init: Callable
+    zeros: Callable
+    accumulate: Callable
+    norm: Callable
+    apply: Callable
+
+
+@struct.dataclass
+class LearnState:
+    """What a checkpoint holds: parameters and optimiser, and a reference that moves."""
+
+    train: TrainState
+    ref: Any | None = None
+
+
+def make_learn_functions(
+    model_config: ModelConfig, loss: Loss, optimizer: optax.GradientTransformation
+) -> LearnFunctions:
+    """Compile-on-call functions for one loss and one optimiser."""
+    shared = make_train_functions(
+        model_config, lambda *_: None, optimizer, temperature=1.0, remat=False
+    )
+
+    def accumulate(grads, params, rows, counts, coefs, bounds):
+        (value, metrics), new = jax.value_and_grad(loss, has_aux=True)(
+            params, rows, counts, coefs, bounds
+        )
+        grads = jax.tree.map(lambda total, g: total + g.astype(total.dtype), grads, new)
+        return grads, (value, metrics)
+
+    return LearnFunctions(
+        init=shared.init,
+        zeros=shared.zeros,
+        accumulate=jax.jit(accumulate, static_argnums=5, donate_argnums=0),
+        norm=shared.norm,
+        apply=shared.apply,
+    )
+
+
+@dataclasses.dataclass
+class Learner:
+    """Learns from packed rows; holds everything that learning changes.
+
+    Attributes:
+        functions: compiled programs.
+        put: moves rows of numpy arrays onto the mesh.
+        state: parameters, optimiser state, and a reference that moves.
+        learning_rate: the schedule, by updates done.
+        micro_rows: rows whose gradient is computed at once.
+    """
+
+    functions: LearnFunctions
+    put: Callable[[PackedRows], PackedRows]
+    state: LearnState
+    learning_rate: Callable[[int], Any]
+    micro_rows: int
+
+    @property
+    def params(self) -> Any:
+        return self.state.train.params
+
+    def update(
+        self,
+        rows: PackedRows,
+        counts: Mapping[str, Any],
+        coefs: Mapping[str, Any],
+        bounds: Bounds,
+        step: int,
+    ) -> dict[str, float]:
+        """One optimiser step; returns its metrics.
+
+        Raises:
+            NonFinite: a loss, a gradient or the parameters; nothing of this is saved.
+        """
+        functions, sums = self.functions, Sums()
+        grads = functions.zeros(self.params)
+        for micro in micro_rows(rows, self.micro_rows):
+            grads, (loss, metrics) = functions.accumulate(
+                grads, self.params, self.put(micro), counts, coefs, bounds
+            )
+            sums.add({**metrics, "loss/sum": (loss, 1.0)})
+        norm = float(functions.norm(grads))
+        metrics = sums.means() | {"grad_norm": norm}
+        if not (np.isfinite(metrics["loss"]) and np.isfinite(norm)):
+            raise NonFinite(
+                f"a loss or gradient is not finite in step {step + 1}",
+                got=f"loss {metrics['loss']}, gradient norm {norm}",
+                hint="a lower learning rate; the last checkpoint before it is intact",
+            )
+        state = functions.apply(self.state.train, grads)
+        self.state = self.state.replace(train=state)
+        metrics["learning_rate"] = float(self.learning_rate(int(state.updates) - 1))
+        if not np.isfinite(float(functions.norm(state.params))):
+            raise NonFinite(
+                f"the parameters are not finite after step {step + 1}",
+                hint="a lower learning rate; the last checkpoint before it is intact",
+            )
+        return metrics
+
+
+def micro_rows(rows: PackedRows, size: int) -> Iterator[PackedRows]:
+    """The rows in consecutive pieces of `size`; the last one is filled up with empty rows."""
+    total = rows.tokens.shape[0]
+    for start in range(0, total, size):
+        yield jax.tree.map(lambda x, start=start: _filled(x[start : start + size], size), rows)
+
+
+def _filled(array: np.ndarray, size: int) -> np.ndarray:
+    missing = size - array.shape[0]
+    if not missing:
+        return array
+    return np.concatenate([array, np.zeros((missing, *array.shape[1:]), array.dtype)])
+
+
+def map_rows(
+    function: Callable[[PackedRows], Any],
+    rows: PackedRows,
+    size: int,
+    put: Callable[[PackedRows], PackedRows],
+) -> Any:
+    """`function` of the rows, a piece at a time, its arrays joined again on the host."""
+    parts = [jax.device_get(function(put(micro))) for micro in micro_rows(rows, size)]
+    total = rows.tokens.shape[0]
+    return jax.tree.map(lambda *arrays: np.concatenate(arrays)[:total], *parts)
