@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -15,17 +17,64 @@ from jax.typing import DTypeLike
 from jaxrl_llm.checkpoint.gguf_file import GGUFFile
 from jaxrl_llm.checkpoint.stacking import build_params
 from jaxrl_llm.errors import ModelError
-from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.config import ModelConfig, RopeScaling
+from jaxrl_llm.models.hf_layers import read_alternating
+from jaxrl_llm.models.presets import FAMILIES
+from jaxrl_llm.models.rotary import inverse_frequencies
 from jaxrl_llm.models.transformer import Params
+
+_NEEDED = object()
+# Key → field of ModelConfig, and its value where the key is absent (None: follows from the others).
+_FIELDS: dict[str, tuple[str, Any]] = {
+    "embedding_length": ("hidden_size", _NEEDED),
+    "feed_forward_length": ("intermediate_size", _NEEDED),
+    "block_count": ("num_layers", _NEEDED),
+    "attention.head_count": ("num_heads", _NEEDED),
+    "attention.head_count_kv": ("num_kv_heads", None),
+    "attention.key_length": ("head_dim", None),
+    "context_length": ("max_position_embeddings", _NEEDED),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", _NEEDED),
+    "rope.freq_base": ("rope_theta", 10000.0),
+}
+_REALS = {
+    "attention.layer_norm_rms_epsilon",
+    "rope.freq_base",
+    "rope.freq_base_swa",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+}
+_ROPE_FREQS = "rope_freqs.weight"
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """How GGUF files hold the models of a family.
+
+    Attributes:
+        family: the row in `models/presets.py`.
+        fields: keys beyond those of all.
+        permuted: the rows of q and k lie with the two entries of each rotation side by side.
+        plus_one: norms are stored with the 1 that the model adds to them.
+        period: of this many layers the last is not windowed; 0: by no pattern.
+        largest: number of layers of the one size whose query scale is (D / H)^(−1/2), which no key
+            tells.
+    """
+
+    family: str
+    fields: Mapping[str, tuple[str, Any]] = dataclasses.field(default_factory=dict)
+    permuted: bool = False
+    plus_one: bool = False
+    period: int = 0
+    largest: int = 0
 
 
 def load_gguf(
     path: str | pathlib.Path | GGUFFile, dtype: DTypeLike = jnp.float32, shardings: Any = None
 ) -> tuple[ModelConfig, Params]:
-    """Configuration and parameters of a GGUF file of a Llama model.
+    """Configuration and parameters of a GGUF file of a Llama, Mistral, Qwen2, Qwen3 or Gemma model.
 
-    The rows of q and k lie permuted in the file (pairs of a rotation side by side) and are put back
-    into the half-split order that `layers.apply_rotary` and HF checkpoints use.
+    Permuted rows of q and k are put back into the half-split order that `rotary.apply_rotary` and
+    HF checkpoints use.
 
     Raises:
         ModelError: the file is missing, damaged, or of an unknown architecture or tensor type.
@@ -34,17 +83,23 @@ def load_gguf(
     config = config_from_gguf(file)
     for name in file.tensors:
         file.check_kind(name)
-    heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}
+    how = ARCHITECTURES[file.metadata["general.architecture"]]
+    heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads} if how.permuted else {}
 
-    def read(name: str) -> np.ndarray:
+    def read(name: str, rows: slice | None = None) -> np.ndarray:
         part = name.split(".")[-2]
         tensor = file.read(name)
-        return _unpermute(tensor, heads[part]) if part in heads else tensor
+        if part in heads:
+            tensor = _unpermute(tensor, heads[part])
+        if how.plus_one and part.endswith("norm"):
+            tensor = tensor - np.asarray(1, tensor.dtype)
+        return tensor if rows is None else tensor[rows]
 
+    shapes = {name: tensor.shape for name, tensor in file.tensors.items() if name != _ROPE_FREQS}
     params = build_params(
         config,
-        NAMES[config.family],
-        {name: tensor.shape for name, tensor in file.tensors.items()},
+        NAMES,
+        shapes,
         read,
         dtype=dtype,
         shardings=shardings,
@@ -59,21 +114,22 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
     Raises:
         ModelError: an unknown architecture, or a key is missing, unknown or not supported.
     """
-    architecture = file.metadata.get("general.architecture")
-    if architecture not in NAMES:
+    name = file.metadata.get("general.architecture")
+    if name not in ARCHITECTURES:
         raise ModelError(
             f"the architecture of {file.path.name} is not supported",
-            got=repr(architecture),
-            expected="one of " + ", ".join(NAMES),
+            got=repr(name),
+            expected="one of " + ", ".join(ARCHITECTURES),
         )
-    prefix, source = f"{architecture}.", file.path.name
+    how, prefix, source = ARCHITECTURES[name], f"{name}.", file.path.name
     values = {k.removeprefix(prefix): v for k, v in file.metadata.items() if k.startswith(prefix)}
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ModelError(f"{source} lacks tensor token_embd.weight of the model")
+    known = {**_FIELDS, **how.fields}
     fields = {
         field: _positive(values, key, default, prefix, source)
-        for key, (field, default) in _FIELDS.items()
+        for key, (field, default) in known.items()
     }
     fields["num_kv_heads"] = fields["num_kv_heads"] or fields["num_heads"]
     fields["head_dim"] = fields["head_dim"] or fields["hidden_size"] // fields["num_heads"]
@@ -82,13 +138,85 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
             f"{source} has query heads that its key heads don't divide",
             got=f"{fields['num_heads']} and {fields['num_kv_heads']}",
         )
-    _refuse_unknown(values, fields, prefix, source)
-    return ModelConfig(
-        **fields,
+    _refuse_unknown(values, known, fields, prefix, source)
+    if fields["num_layers"] > len(file.tensors):
+        raise ModelError(
+            f"{source} holds fewer tensors than its configuration has layers",
+            got=f"{len(file.tensors)} tensors, {fields['num_layers']} layers",
+        )
+    family = "mistral" if name == "llama" and fields.get("sliding_window") else how.family
+    config = ModelConfig(
+        **{**FAMILIES[family].traits, **fields, **_unsaid(how, fields, source)},
+        rope_scaling=_linear_scaling(values, prefix, source),
         vocab_size=embedding.shape[0],
         tie_word_embeddings="output.weight" not in file.tensors,
-        family=architecture,
+        family=family,
     )
+    return _with_rope_factors(config, file) if _ROPE_FREQS in file.tensors else config
+
+
+def _unsaid(how: Architecture, fields: dict[str, Any], source: str) -> dict[str, Any]:
+    """What no key tells because the programs that read these files know it."""
+    unsaid: dict[str, Any] = {}
+    if how.plus_one:  # Gemma
+        unsaid["embedding_multiplier"] = math.sqrt(fields["hidden_size"])
+        large = fields["num_layers"] == how.largest
+        width = fields["hidden_size"] // fields["num_heads"] if large else fields["head_dim"]
+        unsaid["attention_scale"] = width**-0.5
+    if how.period:
+        window = {"sliding_window": fields["sliding_window"]}
+        unsaid |= read_alternating(how.period)(window, fields["num_layers"], source)
+    return unsaid
+
+
+def _linear_scaling(values: Mapping[str, Any], prefix: str, source: str) -> RopeScaling | None:
+    kind = values.get("rope.scaling.type", "none")
+    if kind == "none":
+        return None
+    factor = values.get("rope.scaling.factor")
+    if kind != "linear" or not isinstance(factor, float) or factor <= 0:
+        raise ModelError(
+            f"{prefix}rope.scaling.type of {source} asks for what is not supported",
+            got=f"{kind!r} with factor {factor!r}",
+            expected="'none' or 'linear'",
+            hint="the model's HF folder",
+        )
+    return RopeScaling("linear", factor=factor)
+
+
+def _with_rope_factors(config: ModelConfig, file: GGUFFile) -> ModelConfig:
+    """Llama 3.1 and later: the file holds a divisor for each frequency instead of the rule."""
+    file.check_kind(_ROPE_FREQS)
+    divisors = np.asarray(file.read(_ROPE_FREQS), np.float32).reshape(-1)
+    half = config.head_dim // 2
+    if divisors.shape != (half,) or not np.all(divisors >= 1) or config.rope_scaling:
+        raise ModelError(
+            f"tensor {_ROPE_FREQS} of {file.path.name} is not a divisor for each frequency",
+            got=divisors.shape,
+            expected=f"{half} numbers of at least 1",
+        )
+    if np.all(divisors == 1):
+        return config
+    rule = RopeScaling(
+        "llama3",
+        factor=round(float(divisors[-1]), 3),
+        original_context=8192,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+    )
+    ruled = dataclasses.replace(config, rope_scaling=rule)
+    plain = inverse_frequencies(config)[0]
+    if np.allclose(plain / inverse_frequencies(ruled)[0], divisors, rtol=1e-4):
+        return ruled
+    factors = tuple(divisors.tolist())
+    free = RopeScaling(
+        "longrope",
+        original_context=config.max_position_embeddings,
+        attention_factor=1.0,
+        short_factor=factors,
+        long_factor=factors,
+    )
+    return dataclasses.replace(config, rope_scaling=free)
 
 
 def _positive(values: Mapping[str, Any], key: str, default: Any, prefix: str, source: str) -> Any:
@@ -103,34 +231,18 @@ def _positive(values: Mapping[str, Any], key: str, default: Any, prefix: str, so
     return value
 
 
-_NEEDED = object()
-_REALS = {"attention.layer_norm_rms_epsilon", "rope.freq_base"}
-# Key → field of ModelConfig, and its value where the key is absent (None: follows from the others).
-_FIELDS = {
-    "embedding_length": ("hidden_size", _NEEDED),
-    "feed_forward_length": ("intermediate_size", _NEEDED),
-    "block_count": ("num_layers", _NEEDED),
-    "attention.head_count": ("num_heads", _NEEDED),
-    "attention.head_count_kv": ("num_kv_heads", None),
-    "attention.key_length": ("head_dim", None),
-    "context_length": ("max_position_embeddings", _NEEDED),
-    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", _NEEDED),
-    "rope.freq_base": ("rope_theta", 10000.0),
-}
-
-
-def _refuse_unknown(values, fields, prefix: str, source: str) -> None:
+def _refuse_unknown(values, known, fields, prefix: str, source: str) -> None:
     """Every key that isn't used must hold the one value that changes nothing."""
     harmless = {
         "attention.value_length": fields["head_dim"],
         "rope.dimension_count": fields["head_dim"],
-        "rope.scaling.type": "none",
         "expert_count": 0,
         "expert_used_count": 0,
         "attention.causal": True,
     }
+    used = {*known, "vocab_size", "rope.scaling.type", "rope.scaling.factor"}
     for key, value in values.items():
-        if key in _FIELDS or key == "vocab_size":
+        if key in used:
             continue
         if key not in harmless:
             raise ModelError(
@@ -151,20 +263,50 @@ def _unpermute(w: np.ndarray, heads: int) -> np.ndarray:
     return pairs.swapaxes(1, 2).reshape(rows, columns)
 
 
-# Architecture → leaf → the name of its tensor.
-NAMES: dict[str, dict[str, str]] = {
-    "llama": {
-        "embed": "token_embd.weight",
-        "final_norm": "output_norm.weight",
-        "head": "output.weight",
-        "layers.attn_norm": "blk.{}.attn_norm.weight",
-        "layers.q": "blk.{}.attn_q.weight",
-        "layers.k": "blk.{}.attn_k.weight",
-        "layers.v": "blk.{}.attn_v.weight",
-        "layers.o": "blk.{}.attn_output.weight",
-        "layers.mlp_norm": "blk.{}.ffn_norm.weight",
-        "layers.gate": "blk.{}.ffn_gate.weight",
-        "layers.up": "blk.{}.ffn_up.weight",
-        "layers.down": "blk.{}.ffn_down.weight",
-    },
+_WINDOW = "attention.sliding_window"
+ARCHITECTURES: dict[str, Architecture] = {
+    # Llama, SmolLM2, Mistral (which has a window, where its file says so).
+    "llama": Architecture("llama", {_WINDOW: ("sliding_window", None)}, permuted=True),
+    "qwen2": Architecture("qwen2"),
+    "qwen3": Architecture("qwen3"),
+    "gemma2": Architecture(
+        "gemma2",
+        {
+            _WINDOW: ("sliding_window", 4096),
+            "attn_logit_softcapping": ("attention_softcap", 50.0),
+            "final_logit_softcapping": ("logit_softcap", 30.0),
+        },
+        plus_one=True,
+        period=2,
+        largest=46,
+    ),
+    "gemma3": Architecture(
+        "gemma3_text",
+        {
+            _WINDOW: ("sliding_window", _NEEDED),
+            "rope.freq_base": ("rope_theta", 1e6),
+            "rope.freq_base_swa": ("local_rope_theta", 1e4),
+            "final_logit_softcapping": ("logit_softcap", None),
+        },
+        plus_one=True,
+        period=6,
+        largest=62,
+    ),
+}
+
+_BLOCK = "blk.{}."
+# Leaf → the name of its tensor, the same in all architectures.
+NAMES: dict[str, str] = {
+    "embed": "token_embd.weight",
+    "final_norm": "output_norm.weight",
+    "head": "output.weight",
+    "layers.attn_norm": _BLOCK + "attn_norm.weight",
+    **{f"layers.{name}": f"{_BLOCK}attn_{name}.weight" for name in "qkv"},
+    **{f"layers.{name}_bias": f"{_BLOCK}attn_{name}.bias" for name in "qkv"},
+    **{f"layers.{name}_norm": f"{_BLOCK}attn_{name}_norm.weight" for name in "qk"},
+    "layers.o": _BLOCK + "attn_output.weight",
+    "layers.post_attn_norm": _BLOCK + "post_attention_norm.weight",
+    "layers.mlp_norm": _BLOCK + "ffn_norm.weight",
+    **{f"layers.{name}": f"{_BLOCK}ffn_{name}.weight" for name in ("gate", "up", "down")},
+    "layers.post_mlp_norm": _BLOCK + "post_ffw_norm.weight",
 }

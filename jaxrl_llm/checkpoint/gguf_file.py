@@ -13,15 +13,14 @@ import dataclasses
 import math
 import pathlib
 import struct
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT
 from gguf.constants import GGMLQuantizationType as Kind
 from gguf.constants import GGUFValueType as Value
-from jaxtyping import Float, UInt8
 
+from jaxrl_llm.checkpoint.gguf_quants import DEQUANTISERS
 from jaxrl_llm.errors import ModelError
 
 
@@ -188,40 +187,3 @@ def _tensor_info(cursor: _Cursor) -> tuple[str, TensorInfo]:
     if shape and shape[-1] % block:
         raise _Damaged(f"the rows of tensor {name} are no whole blocks of {kind.name}")
     return name, TensorInfo(shape, kind, start, math.prod(shape) // block * block_bytes)
-
-
-# A row is a run of blocks of 32 values. Q8_0: float16 scale d, 32 × int8 q: x = d·q.
-# Q4_0: float16 d, 16 bytes of which the low halves are values 0–15 and the high ones 16–31:
-# x = d·(q − 8). Q4_1: float16 d and m, then the same: x = d·q + m.
-
-
-def _half(blocks: UInt8[np.ndarray, "n size"], start: int) -> Float[np.ndarray, "n 1"]:
-    return np.ascontiguousarray(blocks[:, start : start + 2]).view(np.float16).astype(np.float32)
-
-
-def _nibbles(packed: UInt8[np.ndarray, "n 16"]) -> Float[np.ndarray, "n 32"]:
-    return np.concatenate([packed & 15, packed >> 4], axis=1).astype(np.float32)
-
-
-def _dequantise_q8_0(data: UInt8[np.ndarray, " bytes"]) -> Float[np.ndarray, "n 32"]:
-    blocks = data.reshape(-1, 34)
-    return blocks[:, 2:].view(np.int8).astype(np.float32) * _half(blocks, 0)
-
-
-def _dequantise_q4_0(data: UInt8[np.ndarray, " bytes"]) -> Float[np.ndarray, "n 32"]:
-    blocks = data.reshape(-1, 18)
-    return (_nibbles(blocks[:, 2:]) - np.float32(8)) * _half(blocks, 0)
-
-
-def _dequantise_q4_1(data: UInt8[np.ndarray, " bytes"]) -> Float[np.ndarray, "n 32"]:
-    blocks = data.reshape(-1, 20)
-    return _nibbles(blocks[:, 4:]) * _half(blocks, 0) + _half(blocks, 2)
-
-
-DEQUANTISERS: dict[Kind, Callable[[np.ndarray], np.ndarray]] = {
-    Kind.F32: lambda data: data.view("<f4"),
-    Kind.F16: lambda data: data.view("<f2"),
-    Kind.Q8_0: _dequantise_q8_0,
-    Kind.Q4_0: _dequantise_q4_0,
-    Kind.Q4_1: _dequantise_q4_1,
-}

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pathlib
 import re
@@ -12,17 +13,17 @@ import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import safetensors
 import safetensors.numpy
 from jax.typing import DTypeLike
 
-from jaxrl_llm.checkpoint.stacking import build_params, leaf_shapes, tensor_names
+from jaxrl_llm.checkpoint.hf_names import HF_NAMES
+from jaxrl_llm.checkpoint.stacking import build_params, leaf_shapes, pieces, split_params
 from jaxrl_llm.errors import ModelError
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.presets import config_from_hf, config_to_hf
+from jaxrl_llm.models.hf_config import config_from_hf, config_to_hf
 from jaxrl_llm.models.transformer import Params
 from jaxrl_llm.text.tokenizer import Tokenizer, read_json
 
@@ -61,7 +62,7 @@ def load_params(
     """
     folder = pathlib.Path(folder)
     shards = _Shards(folder)
-    names = NAMES[config.family]
+    names = HF_NAMES[config.family]
     available = {name: shape for name, shape in shards.shapes.items() if not _is_ignored(name)}
     head = names["head"]
     if config.tie_word_embeddings and head in available:  # some writers store a tied head twice
@@ -144,9 +145,9 @@ class _Shards:
                     )
                 yield name, tuple(part.get_shape())
 
-    def read(self, name: str) -> np.ndarray:
+    def read(self, name: str, rows: slice | None = None) -> np.ndarray:
         with self._open(self.files[name]) as opened:
-            return opened.get_tensor(name)
+            return opened.get_tensor(name) if rows is None else opened.get_slice(name)[rows]
 
 
 def save_folder(
@@ -247,12 +248,11 @@ def _write_weights(
             room = limit
         shards[-1].append(name)
         room -= size
-    tensors = _tensors(params, config)
+    fetch = split_params(params, config, HF_NAMES[config.family])
     count, files = len(shards), {}
     for number, names in enumerate(shards, start=1):
         file = _WEIGHTS if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
-        part = dict(next(tensors) for _ in names)
-        assert list(part) == names
+        part = {name: fetch[name]() for name in names}
         safetensors.numpy.save_file(part, folder / file, metadata={"format": "pt"})
         (folder / file).chmod((folder / "config.json").stat().st_mode)  # as the user's umask says
         files.update(dict.fromkeys(names, file))
@@ -262,28 +262,14 @@ def _write_weights(
 
 
 def _tensor_sizes(params: Params, config: ModelConfig) -> dict[str, int]:
-    """Bytes of every tensor, in the order in which `_tensors` yields them."""
-    names = tensor_names(config, NAMES[config.family])
-    return {
-        name: _leaf(params, leaf).nbytes // len(group)
-        for leaf, group in names.items()
-        for name in group
-    }
-
-
-def _tensors(params: Params, config: ModelConfig) -> Iterator[tuple[str, np.ndarray]]:
-    """Every tensor under its HF name; one leaf at a time comes to the host."""
-    shapes = leaf_shapes(config)
-    for leaf, group in tensor_names(config, NAMES[config.family]).items():
-        array = np.asarray(jax.device_get(_leaf(params, leaf)))
-        assert array.shape == shapes[leaf], (leaf, array.shape, shapes[leaf])
-        for i, name in enumerate(group):
-            yield name, np.ascontiguousarray(array[i] if leaf.startswith("layers.") else array)
-
-
-def _leaf(params: Params, leaf: str) -> Any:
-    group, _, key = leaf.rpartition(".")
-    return (params[group] if group else params)[key]
+    """Bytes of every tensor, in an order in which each leaf is fetched once."""
+    shapes, itemsize = leaf_shapes(config), params["embed"].dtype.itemsize
+    sizes: dict[str, int] = {}
+    for piece in pieces(config, HF_NAMES[config.family]):
+        width = shapes[piece.leaf][len(piece.index) + 1 :]
+        size = piece.rows * math.prod(width) * itemsize
+        sizes[piece.tensor] = sizes.get(piece.tensor, 0) + size
+    return sizes
 
 
 def _is_ignored(name: str) -> bool:
@@ -298,21 +284,3 @@ _EXPORTED = re.compile(
 _FLOATS = ("F64", "F32", "F16", "BF16")
 # Buffers that older writers stored and that follow from the configuration.
 _IGNORED = (re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"),)
-
-# Family → leaf → the name of its tensor.
-NAMES: dict[str, dict[str, str]] = {
-    "llama": {
-        "embed": "model.embed_tokens.weight",
-        "final_norm": "model.norm.weight",
-        "head": "lm_head.weight",
-        "layers.attn_norm": "model.layers.{}.input_layernorm.weight",
-        "layers.q": "model.layers.{}.self_attn.q_proj.weight",
-        "layers.k": "model.layers.{}.self_attn.k_proj.weight",
-        "layers.v": "model.layers.{}.self_attn.v_proj.weight",
-        "layers.o": "model.layers.{}.self_attn.o_proj.weight",
-        "layers.mlp_norm": "model.layers.{}.post_attention_layernorm.weight",
-        "layers.gate": "model.layers.{}.mlp.gate_proj.weight",
-        "layers.up": "model.layers.{}.mlp.up_proj.weight",
-        "layers.down": "model.layers.{}.mlp.down_proj.weight",
-    },
-}

@@ -1,13 +1,16 @@
 # SPDX-FileCopyrightText: The jaxrl_llm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters from named tensors of a file: one layer's tensors stacked into `[L, …]` leaves.
+"""Between the named tensors of a file and the stacked `[L, …]` leaves of the parameters.
 
 A name map gives each leaf of `param_shapes` the name of its tensor in the file, with `{}` where the
-layer's number goes: ``{"embed": "model.embed_tokens.weight", "layers.q": "model.layers.{}.…", …}``.
+layer's number goes and `{expert}` where the expert's: ``{"embed": "model.embed_tokens.weight",
+"layers.q": "model.layers.{}.…", …}``. Leaves that share a name lie in one tensor, one below the
+other, in the order of `param_shapes`: fused projections.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,9 +21,29 @@ from jax.typing import DTypeLike
 
 from jaxrl_llm.errors import ModelError
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.transformer import Params, param_shapes
+from jaxrl_llm.models.shapes import param_shapes
+from jaxrl_llm.models.transformer import Params
 
-Reader = Callable[[str], np.ndarray]
+# (name, first row, row after the last) → those rows of a tensor of floats; None: all.
+Reader = Callable[[str, slice | None], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A part of a leaf, and the rows of a tensor that hold it.
+
+    Attributes:
+        leaf: flat name of the leaf.
+        index: layer, and expert, that the part stands for; empty for a leaf without layers.
+        tensor: name in the file.
+        start, rows: which rows of the tensor; a vector's entries are its rows.
+    """
+
+    leaf: str
+    index: tuple[int, ...]
+    tensor: str
+    start: int
+    rows: int
 
 
 def leaf_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -30,14 +53,35 @@ def leaf_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return {**{name: s for name, s in shapes.items() if name != "layers"}, **layers}
 
 
-def tensor_names(config: ModelConfig, names: Mapping[str, str]) -> dict[str, list[str]]:
-    """For every leaf the names of its tensors in the file: one, or one per layer."""
-    return {
-        leaf: [names[leaf].format(i) for i in range(config.num_layers)]
-        if leaf.startswith("layers.")
-        else [names[leaf]]
-        for leaf in leaf_shapes(config)
-    }
+def pieces(config: ModelConfig, names: Mapping[str, str]) -> list[Piece]:
+    """Every part of every leaf with its place in the file."""
+    filled: dict[str, int] = {}  # rows of a tensor that earlier leaves take
+    found = []
+    for leaf, shape in leaf_shapes(config).items():
+        pattern = names[leaf]
+        stacked = 1 if leaf.startswith("layers.") else 0
+        stacked += "{expert}" in pattern
+        for index in np.ndindex(*shape[:stacked]):
+            tensor = _format(pattern, index)
+            rows, start = shape[stacked], filled.get(tensor, 0)
+            filled[tensor] = start + rows
+            found.append(Piece(leaf, index, tensor, start, rows))
+    return found
+
+
+def _format(pattern: str, index: tuple[int, ...]) -> str:
+    if not index:
+        return pattern
+    return pattern.format(index[0], expert=index[1] if len(index) > 1 else None)
+
+
+def tensor_shapes(config: ModelConfig, names: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that the file has to hold."""
+    leaves, shapes = leaf_shapes(config), {}
+    for piece in pieces(config, names):
+        rest = leaves[piece.leaf][len(piece.index) + 1 :]
+        shapes[piece.tensor] = (piece.start + piece.rows, *rest)
+    return shapes
 
 
 def build_params(
@@ -50,12 +94,13 @@ def build_params(
     shardings: Any = None,
     source: object = "the model",
 ) -> Params:
-    """Parameters in `dtype`, leaf by leaf: beyond what is placed already, the host holds one leaf.
+    """Parameters in `dtype`. A device gets the part of each leaf that it holds and nothing else is
+    read: beyond what is placed, the host holds one device's part of one leaf.
 
     Args:
         names: the name map of the model's family for this kind of file.
         available: name and shape of every tensor in the file; each has to find its leaf.
-        read: gives a tensor of floats by its name in the file.
+        read: gives rows of a tensor by its name in the file.
         shardings: a pytree like the parameters with where each leaf goes; None: default device.
         source: what the errors call the file.
 
@@ -63,33 +108,49 @@ def build_params(
         ModelError: a tensor is missing, left over, or of another shape than `config` says.
     """
     _check_tensors(config, names, available, source)
-    wanted = tensor_names(config, names)
+    by_leaf: dict[str, dict[tuple[int, ...], Piece]] = {}
+    for piece in pieces(config, names):
+        by_leaf.setdefault(piece.leaf, {})[piece.index] = piece
     placed: Params = {"layers": {}}
     for leaf, shape in leaf_shapes(config).items():
         group, _, key = leaf.rpartition(".")
-        stacked = np.empty(shape, jnp.dtype(dtype))
-        parts = stacked if group else stacked[None]
-        for part, name in zip(parts, wanted[leaf], strict=True):
-            part[...] = read(name).astype(dtype, copy=False)
         where = None if shardings is None else (shardings[group] if group else shardings)[key]
         target = placed[group] if group else placed
-        target[key] = jnp.asarray(stacked) if where is None else jax.device_put(stacked, where)
+        target[key] = _place(shape, by_leaf[leaf], read, jnp.dtype(dtype), where)
     return placed
+
+
+def _place(shape, parts: Mapping[tuple, Piece], read: Reader, dtype, where) -> jax.Array:
+    def part(index: tuple[slice, ...]) -> np.ndarray:
+        return _assemble(shape, parts, read, dtype, index)
+
+    if where is None:
+        return jnp.asarray(part((slice(None),) * len(shape)))
+    return jax.make_array_from_callback(shape, where, part)
+
+
+def _assemble(shape, parts, read: Reader, dtype, index: tuple[slice, ...]) -> np.ndarray:
+    """The slice of a leaf that `index` names, from the tensors that it touches."""
+    ranges = [range(*s.indices(n)) for s, n in zip(index, shape, strict=True)]
+    out = np.empty([len(r) for r in ranges], dtype)
+    stacked = len(next(iter(parts)))
+    rows = ranges[stacked]
+    rest = tuple(slice(r.start, r.stop) for r in ranges[stacked + 1 :])
+    for at in np.ndindex(*[len(r) for r in ranges[:stacked]]):
+        piece = parts[tuple(r[i] for r, i in zip(ranges, at, strict=False))]
+        wanted = slice(piece.start + rows.start, piece.start + rows.stop)
+        out[at] = read(piece.tensor, wanted)[(slice(None), *rest)].astype(dtype, copy=False)
+    return out
 
 
 def _check_tensors(config, names, available: Mapping[str, tuple[int, ...]], source: object) -> None:
     """Before anything is allocated: the configuration may promise more than there is."""
-    if config.num_layers > len(available):
+    if config.num_layers > len(available) or config.num_experts > len(available):
         raise ModelError(
-            f"{source} holds fewer tensors than its configuration has layers",
+            f"{source} holds fewer tensors than its configuration has layers or experts",
             got=f"{len(available)} tensors, {config.num_layers} layers",
         )
-    wanted, leaves = tensor_names(config, names), leaf_shapes(config)
-    shapes = {
-        name: leaves[leaf][1:] if leaf.startswith("layers.") else leaves[leaf]
-        for leaf, group in wanted.items()
-        for name in group
-    }
+    shapes = tensor_shapes(config, names)
     missing = sorted(shapes.keys() - available.keys())
     left_over = sorted(available.keys() - shapes.keys())
     if missing:
@@ -111,3 +172,35 @@ def _check_tensors(config, names, available: Mapping[str, tuple[int, ...]], sour
 def _count(names: list[str]) -> str:
     rest = f" and {len(names) - 1} more tensors" if len(names) > 1 else ""
     return f"tensor {names[0]}{rest}"
+
+
+def leaf_of(params: Params, leaf: str) -> Any:
+    """A leaf by its flat name."""
+    group, _, key = leaf.rpartition(".")
+    return (params[group] if group else params)[key]
+
+
+def split_params(
+    params: Params, config: ModelConfig, names: Mapping[str, str]
+) -> dict[str, Callable[[], np.ndarray]]:
+    """For every tensor of the file a function that fetches it to the host.
+
+    Consecutive tensors of one leaf, or of fused leaves, share one fetch of it.
+    """
+    by_tensor: dict[str, list[Piece]] = {}
+    for piece in pieces(config, names):
+        by_tensor.setdefault(piece.tensor, []).append(piece)
+    held: dict[str, np.ndarray] = {}
+
+    def fetch(parts: list[Piece]) -> np.ndarray:
+        wanted = [piece.leaf for piece in parts]
+        for leaf in [leaf for leaf in held if leaf not in wanted]:
+            del held[leaf]
+        for leaf in wanted:
+            if leaf not in held:
+                held[leaf] = np.asarray(jax.device_get(leaf_of(params, leaf)))
+        arrays = [held[piece.leaf][piece.index] for piece in parts]
+        whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        return np.ascontiguousarray(whole)
+
+    return {name: (lambda parts=parts: fetch(parts)) for name, parts in by_tensor.items()}

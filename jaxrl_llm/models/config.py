@@ -87,8 +87,9 @@ class ModelConfig:
         attention_scale: what q·k is multiplied with; None: head_dim^(−1/2).
         attention_softcap: c: scores s become c·tanh(s/c).
         logit_softcap: the same for the logits.
-        embedding_multiplier, residual_multiplier, logit_multiplier: factors on embeddings, on what
-            each half layer adds, and on logits (before their soft cap).
+        embedding_multiplier, residual_multiplier: factors on embeddings and on what each half layer
+            adds.
+        logit_divisor: what logits are divided by, before their soft cap.
         tie_word_embeddings: the output head is the embedding matrix.
         num_experts: E of a mixture-of-experts MLP; 0: one dense MLP.
         experts_per_token: how many of them each token uses.
@@ -129,7 +130,7 @@ class ModelConfig:
     logit_softcap: float | None = None
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
-    logit_multiplier: float = 1.0
+    logit_divisor: float = 1.0
     tie_word_embeddings: bool = False
     num_experts: int = 0
     experts_per_token: int = 0

@@ -24,7 +24,7 @@ def token_logprobs(
     *,
     temperature: float = 1.0,
     chunk: int = VOCAB_CHUNK,
-    multiplier: float = 1.0,
+    divisor: float = 1.0,
     softcap: float | None = None,
 ) -> tuple[Float[Array, " M"], Float[Array, " M"]]:
     """Log-probability of each target and entropy of its distribution, softmax(hidden·headᵀ/τ).
@@ -39,11 +39,11 @@ def token_logprobs(
     Args:
         temperature: τ > 0 of the policy.
         chunk: how many rows of the vocabulary are alive at a time.
-        multiplier, softcap: logits are multiplied with the one and kept within ± the other by
+        divisor, softcap: logits are divided by the one and kept within ± the other by
             ``softcap · tanh(logit / softcap)``, before the temperature.
     """
     chunk = min(chunk, head.shape[0])
-    return _token_logprobs(hidden, head, targets, temperature, chunk, multiplier, softcap)
+    return _token_logprobs(hidden, head, targets, temperature, chunk, divisor, softcap)
 
 
 def sequence_logprobs(
@@ -87,7 +87,7 @@ def sequence_logprobs(
             output_head(params),
             targets.reshape(-1),
             temperature=temperature,
-            multiplier=config.logit_multiplier,
+            divisor=config.logit_divisor,
             softcap=config.logit_softcap,
         )
     rows = jnp.arange(n)[:, None]
@@ -99,7 +99,7 @@ def sequence_logprobs(
     return scatter(logp), scatter(entropy)
 
 
-def _chunk_logits(hidden, head, index, temperature, chunk, multiplier, softcap):
+def _chunk_logits(hidden, head, index, temperature, chunk, divisor, softcap):
     """Logits of one chunk and their slope over the products, its rows, ids, and which ids are new.
 
     The last chunk is moved back so that it ends with the vocabulary; what overlaps is not new.
@@ -109,9 +109,9 @@ def _chunk_logits(hidden, head, index, temperature, chunk, multiplier, softcap):
     rows = jax.lax.dynamic_slice_in_dim(head, start, chunk)
     wide = accumulation_dtype(hidden.dtype)
     logits = jnp.einsum("md,vd->mv", hidden, rows, preferred_element_type=wide)
-    if multiplier != 1.0:
-        logits = logits * multiplier
-    slope = multiplier / temperature
+    if divisor != 1.0:
+        logits = logits / divisor
+    slope = 1.0 / (divisor * temperature)
     if softcap is not None:
         bent = jnp.tanh(logits / softcap)
         logits, slope = softcap * bent, slope * (1.0 - jnp.square(bent))
@@ -120,8 +120,8 @@ def _chunk_logits(hidden, head, index, temperature, chunk, multiplier, softcap):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))
-def _token_logprobs(hidden, head, targets, temperature, chunk, multiplier, softcap):
-    how = (temperature, chunk, multiplier, softcap)
+def _token_logprobs(hidden, head, targets, temperature, chunk, divisor, softcap):
+    how = (temperature, chunk, divisor, softcap)
     return _token_logprobs_fwd(hidden, head, targets, *how)[0]
 
 

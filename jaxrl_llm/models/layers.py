@@ -1,13 +1,15 @@
 # SPDX-FileCopyrightText: The jaxrl_llm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Small building blocks of the decoder: linear maps, RMS norm, gated MLP."""
+"""Small building blocks of the decoder: linear maps (plain or adapted), RMS norm, gated MLP."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 from jaxtyping import Array, Float
 
 
@@ -16,15 +18,67 @@ def accumulation_dtype(dtype: jnp.dtype) -> jnp.dtype:
     return jnp.dtype(dtype) if jnp.finfo(dtype).bits >= 32 else jnp.dtype(jnp.float32)
 
 
+@struct.dataclass
+class LoraWeight:
+    """A matrix with a low-rank change (LoRA, https://arxiv.org/abs/2106.09685).
+
+    ``W + scale·B·A``; with a magnitude m (DoRA, https://arxiv.org/abs/2402.09353) each of its rows
+    is brought to the length m, and the length that is divided by counts as a constant.
+    """
+
+    base: Any  # float [..., o, i]
+    a: Any  # float [..., r, i]
+    b: Any  # float [..., o, r]
+    magnitude: Any = None  # float [..., o]
+    scale: float = struct.field(pytree_node=False, default=1.0)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.base.shape
+
+
+def lora_sum(w: LoraWeight) -> Float[Array, "... o i"]:
+    """``W + scale·B·A`` in ≥ float32; W itself, to the bit, where B·A is 0."""
+    wide = accumulation_dtype(w.base.dtype)
+    delta = w.scale * jnp.einsum("...or,...ri->...oi", w.b.astype(wide), w.a.astype(wide))
+    return _add(w.base.astype(wide), delta)
+
+
+@jax.custom_jvp
+def _add(base: Array, delta: Array) -> Array:
+    """A plain sum would turn −0 into 0."""
+    return jnp.where(delta == 0, base, base + delta)
+
+
+@_add.defjvp
+def _add_jvp(primals, tangents):
+    return _add(*primals), tangents[0] + tangents[1]
+
+
+def row_lengths(w: Float[Array, "... o i"]) -> Float[Array, "... o"]:
+    """Euclidean length of every row."""
+    return jnp.sqrt(jnp.sum(jnp.square(w), axis=-1))
+
+
 def linear(
-    x: Float[Array, "... i"], w: Float[Array, "o i"], bias: Float[Array, " o"] | None = None
+    x: Float[Array, "... i"],
+    w: Float[Array, "o i"] | LoraWeight,
+    bias: Float[Array, " o"] | None = None,
 ) -> Float[Array, "... o"]:
     """``x @ w.T + bias`` for weights in the HF layout [out, in]; sums are formed in ≥ float32.
 
     Leading axes are made one: on a CPU a plain matrix product is faster than a batched one.
     """
     rows = x.reshape(-1, x.shape[-1])
-    out = jnp.einsum("mi,oi->mo", rows, w, preferred_element_type=accumulation_dtype(x.dtype))
+    wide = accumulation_dtype(x.dtype)
+    base = w.base if isinstance(w, LoraWeight) else w
+    out = jnp.einsum("mi,oi->mo", rows, base, preferred_element_type=wide)
+    if isinstance(w, LoraWeight):
+        low = jnp.einsum("mi,ri->mr", rows.astype(wide), w.a.astype(wide))
+        out = out + w.scale * jnp.einsum("mr,or->mo", low, w.b.astype(wide))
+        if w.magnitude is not None:
+            length = row_lengths(lora_sum(jax.lax.stop_gradient(w))).astype(wide)
+            out = out * (w.magnitude.astype(wide) / length)[None, :]
     if bias is not None:
         out = out + bias.astype(out.dtype)[None, :]
     return out.astype(x.dtype).reshape(*x.shape[:-1], w.shape[0])

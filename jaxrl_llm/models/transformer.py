@@ -261,12 +261,12 @@ def logits(
     """Next-token logits, in at least float32. For whole batches use `heads.token_logprobs`.
 
     Args:
-        config: of the model, whose multiplier and soft cap are applied.
+        config: of the model, whose divisor and soft cap are applied.
     """
     wide = accumulation_dtype(hidden.dtype)
     out = jnp.einsum("...d,vd->...v", hidden, output_head(params), preferred_element_type=wide)
     if config is None:
         return out
-    if config.logit_multiplier != 1.0:
-        out = out * config.logit_multiplier
+    if config.logit_divisor != 1.0:
+        out = out / config.logit_divisor
     return soft_cap(out, config.logit_softcap)

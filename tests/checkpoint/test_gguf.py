@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 import time
 
@@ -12,13 +13,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from family_models import family_model
 from gguf import GGMLQuantizationType as Kind
 from tiny_model import tiny_model
 
 from jaxrl_llm.checkpoint.gguf import NAMES, load_gguf
-from jaxrl_llm.checkpoint.gguf_file import DEQUANTISERS, GGUFFile
-from jaxrl_llm.checkpoint.stacking import tensor_names
+from jaxrl_llm.checkpoint.gguf_file import GGUFFile
+from jaxrl_llm.checkpoint.gguf_quants import DEQUANTISERS
+from jaxrl_llm.checkpoint.stacking import split_params
 from jaxrl_llm.errors import ModelError
+from jaxrl_llm.models.config import RopeScaling
+from jaxrl_llm.models.rotary import inverse_frequencies
 
 # Rows of whole blocks of 32 values, three heads over one.
 TRAITS = {
@@ -45,8 +50,8 @@ def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
     return rows[order]
 
 
-def write_gguf(path, config, params, kind=Kind.F32, *, drop=(), metadata=(), extra=()):
-    """A Llama as a GGUF file; matrices of `kind`, norms in F32."""
+def write_gguf(path, config, params, kind=Kind.F32, *, drop=(), metadata=(), extra=(), **layout):
+    """A model as a GGUF file (a Llama, unless told otherwise); matrices of `kind`, norms in F32."""
     writer = gguf.GGUFWriter(path, dict(metadata).pop("general.architecture", "llama"))
     writer.add_block_count(config.num_layers)
     writer.add_context_length(config.max_position_embeddings)
@@ -59,9 +64,9 @@ def write_gguf(path, config, params, kind=Kind.F32, *, drop=(), metadata=(), ext
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     for key, value in dict(metadata).items():
         if key != "general.architecture":
-            add = writer.add_string if isinstance(value, str) else writer.add_uint32
-            add(key, value)
-    for name, tensor in (*file_tensors(config, params).items(), *extra):
+            adders = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
+            adders[type(value)](key, value)
+    for name, tensor in (*file_tensors(config, params, **layout).items(), *extra):
         if name in drop:
             continue
         of = kind if tensor.ndim == 2 else Kind.F32
@@ -76,15 +81,13 @@ def write_gguf(path, config, params, kind=Kind.F32, *, drop=(), metadata=(), ext
     return path
 
 
-def file_tensors(config, params):
-    heads = {"layers.q": config.num_heads, "layers.k": config.num_kv_heads}
+def file_tensors(config, params, permuted=True, plus_one=False):
+    heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads} if permuted else {}
     tensors = {}
-    for leaf, names in tensor_names(config, NAMES["llama"]).items():
-        group, _, key = leaf.rpartition(".")
-        array = np.asarray((params[group] if group else params)[key], np.float32)
-        for i, name in enumerate(names):
-            part = array[i] if group else array
-            tensors[name] = interleaved(part, heads[leaf]) if leaf in heads else part
+    for name, fetch in split_params(params, config, NAMES).items():
+        part, array = name.split(".")[-2], fetch().astype(np.float32)
+        array = interleaved(array, heads[part]) if part in heads else array
+        tensors[name] = array + 1 if plus_one and part.endswith("norm") else array
     return tensors
 
 
@@ -101,7 +104,7 @@ def quantised(array, kind):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
 def test_configuration_and_parameters_come_back(kind, tied, tmp_path):
     config, params = tiny_model(**TRAITS, tie_word_embeddings=tied)
     again, loaded = load_gguf(write_gguf(tmp_path / "m.gguf", config, params, kind))
@@ -126,15 +129,117 @@ def test_parameters_in_bfloat16(model, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, loaded, rounded)
 
 
-@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
+QUANTISED = [Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K]
+
+
+def any_blocks(kind, rows, blocks):
+    """Random bytes whose scales and minima are finite."""
+    size = gguf.constants.GGML_QUANT_SIZES[kind][1]
+    raw = np.random.default_rng(0).integers(0, 256, (rows, blocks, size), np.uint8)
+    for high_byte in {1, min(3, size - 1), size - 1}:
+        raw[..., high_byte] &= 0xBB
+    return raw.reshape(rows, -1)
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
 def test_dequantisers_equal_those_of_the_gguf_package_on_any_bytes(kind):
-    block, size = gguf.constants.GGML_QUANT_SIZES[kind]
-    raw = np.random.default_rng(0).integers(0, 256, (500, size), np.uint8)
-    raw[:, 1] &= 0xBB  # no scale (nor minimum, below) is NaN or infinite
-    raw[:, 3] &= 0xBB
+    raw = any_blocks(kind, 500, 1)
     ours = DEQUANTISERS[kind](raw.reshape(-1))
-    np.testing.assert_array_equal(ours, gguf.quants.dequantize(raw, kind))
-    assert ours.shape == (500, block)
+    np.testing.assert_array_equal(ours.reshape(500, -1), gguf.quants.dequantize(raw, kind))
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_K, Kind.Q5_K, Kind.Q6_K])
+def test_a_model_with_a_matrix_of_large_blocks(kind, tmp_path):
+    config, params = tiny_model(**{**TRAITS, "hidden_size": 256, "num_heads": 8})
+    name, raw = "blk.1.ffn_up.weight", any_blocks(kind, config.intermediate_size, 1)
+    path = tmp_path / "m.gguf"
+    original = gguf.GGUFWriter.add_tensor
+
+    def add(self, key, tensor, raw_dtype=None):
+        swap = (raw, kind) if key == name else (tensor, raw_dtype)
+        original(self, key, swap[0], raw_dtype=swap[1])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf.GGUFWriter, "add_tensor", add)
+        write_gguf(path, config, params)
+    _, loaded = load_gguf(path)
+    np.testing.assert_array_equal(loaded["layers"]["up"][1], gguf.quants.dequantize(raw, kind))
+    np.testing.assert_array_equal(loaded["layers"]["up"][0], params["layers"]["up"][0])
+
+
+_GEMMA = {
+    "attention.key_length": 8,
+    "attention.value_length": 8,
+    "attention.sliding_window": 8,
+}
+# Golden case → architecture, keys beyond those of all, and how its tensors lie in the file.
+FAMILY_FILES = {
+    "mistral": ("llama", {"attention.key_length": 8, "attention.sliding_window": 8}, {}),
+    "qwen3": ("qwen3", {"attention.key_length": 8}, {"permuted": False}),
+    "gemma2": (
+        "gemma2",
+        {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 4.0},
+        {"permuted": False, "plus_one": True},
+    ),
+    "gemma3": (
+        "gemma3",
+        {**_GEMMA, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
+        {"permuted": False, "plus_one": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.BF16])
+@pytest.mark.parametrize("case", FAMILY_FILES)
+def test_other_families_come_back(case, kind, tmp_path):
+    architecture, keys, layout = FAMILY_FILES[case]
+    config, params = family_model(case)
+    metadata = {f"{architecture}.{key}": value for key, value in keys.items()}
+    metadata["general.architecture"] = architecture
+    path = write_gguf(tmp_path / "m.gguf", config, params, kind, metadata=metadata, **layout)
+    again, loaded = load_gguf(path)
+    told = {"context": None}
+    if case == "gemma2":  # the file can't say that this query scale is not head_dim^(−1/2)
+        told["attention_scale"] = 8**-0.5
+    if case == "gemma3":  # nor that the pattern is another than five windowed layers and a full one
+        told["window_layers"] = ()
+    assert again == dataclasses.replace(config, **told)
+    tolerance = {Kind.F32: 1e-6, Kind.BF16: 2**-8}[kind]
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=1e-7), loaded, params
+    )
+
+
+def test_a_qwen2_file(tmp_path):
+    config, params = tiny_model(**TRAITS, qkv_bias=True, family="qwen2")
+    path = write_gguf(
+        tmp_path / "m.gguf",
+        config,
+        params,
+        metadata={"general.architecture": "qwen2"},
+        permuted=False,
+    )
+    again, loaded = load_gguf(path)
+    assert again == config
+    jax.tree.map(np.testing.assert_array_equal, loaded, params)
+
+
+def test_divisors_of_frequencies_become_the_rule_that_made_them(model, tmp_path):
+    config, params = model
+    rule = RopeScaling("llama3", 32.0, 8192, low_freq_factor=1.0, high_freq_factor=4.0)
+    ruled = dataclasses.replace(config, rope_scaling=rule)
+    divisors = inverse_frequencies(config)[0] / inverse_frequencies(ruled)[0]
+    assert divisors[0] == 1 and divisors[-1] == 32
+    write = lambda name, values: write_gguf(  # noqa: E731
+        tmp_path / name, config, params, extra=[("rope_freqs.weight", values)]
+    )
+    assert load_gguf(write("a.gguf", divisors))[0] == ruled
+    assert load_gguf(write("b.gguf", np.ones(16)))[0] == config
+    odd = np.linspace(1, 3, 16, dtype=np.float32)
+    free = load_gguf(write("c.gguf", odd))[0]
+    np.testing.assert_allclose(
+        inverse_frequencies(config)[0] / inverse_frequencies(free)[0], odd, rtol=1e-6
+    )
 
 
 def test_metadata_equals_that_of_the_gguf_package(model, tmp_path):
@@ -161,7 +266,7 @@ def test_metadata_equals_that_of_the_gguf_package(model, tmp_path):
         ({"metadata": {"llama.attention.head_count_kv": 2}}, "key heads"),
         ({"drop": ["blk.1.attn_k.weight"]}, r"lacks tensor blk\.1\.attn_k\.weight"),
         ({"drop": ["token_embd.weight"]}, r"lacks tensor token_embd\.weight"),
-        ({"extra": [("rope_freqs.weight", np.ones(16))]}, r"tensor rope_freqs\.weight"),
+        ({"extra": [("rope_freqs.weight", np.ones(15))]}, r"tensor rope_freqs\.weight"),
         ({"extra": [("blk.2.attn_norm.weight", np.ones(96))]}, r"tensor blk\.2\.attn_norm"),
     ],
 )

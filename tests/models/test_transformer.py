@@ -16,7 +16,7 @@ from tiny_model import tiny_model
 
 from jaxrl_llm.checkpoint.huggingface import load_params
 from jaxrl_llm.models.heads import token_logprobs
-from jaxrl_llm.models.presets import config_from_hf
+from jaxrl_llm.models.hf_config import config_from_hf
 from jaxrl_llm.models.transformer import forward, logits, output_head, unstack_layers
 
 forward_jit = jax.jit(forward, static_argnums=1)
