@@ -166,7 +166,7 @@ def ends_only(part: Part) -> Part:
 
 def everything(part: Part) -> Part:
     """The part with its prompt learnt too; the first token follows nothing and can't be."""
-    return _part(list(part.tokens), np.ones(len(part.tokens), bool))
+    return _part(part.tokens.tolist(), np.ones(len(part.tokens), bool))
 
 
 def _part(tokens: Sequence[int], mask: np.ndarray) -> Part:
@@ -223,7 +223,7 @@ def cut(part: Part, most: int, rule: Truncation, bos_id: int | None) -> Part | N
     if rule == "prompt":
         first = int(np.flatnonzero(part.mask)[0]) if part.mask.any() else 0
         stays = int(bos_id is not None and part.tokens[0] == bos_id)
-        gone = min(length - most, max(first - 1, stays) - stays)
+        gone = min(length - most, max(0, first - max(stays, 1)))  # one stays to follow
         keep = np.concatenate([keep[:stays], keep[stays + gone :]])
     keep = keep[:most]
     mask = part.mask[keep]

@@ -1,0 +1,146 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Columns, tables, cleaning and mixing of supervised data."""
+
+import json
+import re
+
+import pytest
+
+from jaxrl_llm.data.formats import FORMATS, check_row, find_format, ranking_pairs
+from jaxrl_llm.data.preprocess import Mixture, TableData
+from jaxrl_llm.data.tables import read_table
+from jaxrl_llm.errors import ConfigError, DataError
+
+ALL = tuple(FORMATS)
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("columns", "name"),
+    [
+        (["text"], "text"),
+        (["messages", "id"], "messages"),
+        (["prompt", "completion"], "prompt_completion"),
+        (["prompt", "chosen", "rejected", "margin"], "preference"),
+        (["chosen", "rejected"], "preference"),
+        (["prompt", "completions", "scores"], "ranking"),
+        (["prompt", "completion", "label"], "unpaired"),
+        (["prompt", "completions", "labels"], "stepwise"),
+    ],
+)
+def test_a_format_is_known_by_its_columns(columns, name):
+    assert find_format(columns, ALL, "t") == name
+
+
+def test_wrong_columns_are_named_with_the_formats_that_fit():
+    with pytest.raises(DataError) as error:
+        find_format(["question", "answer"], ("preference", "ranking"), "t.jsonl")
+    for words in ("t.jsonl", "answer, question", "chosen, rejected[, prompt]", "scores"):
+        assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "name", "words"),
+    [
+        ({"prompt": "a"}, "prompt_completion", "no column 'completion'"),
+        ({"text": 3}, "text", "wrong type"),
+        ({"messages": "hello"}, "messages", "wrong type"),
+        ({"messages": [{"role": "user"}]}, "messages", "wrong type"),
+        ({"prompt": "a", "completion": [{"role": "x", "content": "b"}]}, "prompt_completion",
+         "different kinds"),
+        ({"prompt": "a", "chosen": "b", "rejected": "b"}, "preference", "same"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c", "margin": "1"}, "preference", "'margin'"),
+        ({"chosen": [{"role": "user", "content": "a"}],
+          "rejected": [{"role": "user", "content": "a"}, {"role": "x", "content": "b"}]},
+         "preference", "beginning of the other"),
+        ({"prompt": "a", "completion": "b", "label": 1}, "unpaired", "'label'"),
+        ({"prompt": "a", "completions": ["b", "c"], "labels": [True]}, "stepwise", "'labels'"),
+        ({"prompt": "a", "completions": ["b", "c"], "scores": [1, 1]}, "ranking", "no reply"),
+        ({"prompt": "a", "completions": ["b", "c"], "scores": [1, None]}, "ranking", "'scores'"),
+        ({"text": "\ud800"}, "text", "Unicode"),
+    ],
+)  # fmt: skip
+def test_a_wrong_row_is_refused_and_named(row, name, words):
+    with pytest.raises(DataError, match=re.escape(words)) as error:
+        check_row(row, name, "t.jsonl:7")
+    assert "t.jsonl:7" in str(error.value)
+
+
+def test_an_implicit_prompt_is_what_both_replies_begin_with():
+    row = check_row({"chosen": "Q: x\nA: yes", "rejected": "Q: x\nA: yeah"}, "preference", "t")
+    assert row == {"prompt": "Q: x\nA:", "chosen": " yes", "rejected": " yeah"}
+    said = lambda role, text: {"role": role, "content": text}  # noqa: E731
+    start = [said("user", "a"), said("assistant", "b"), said("user", "c")]
+    row = check_row(
+        {"chosen": [*start, said("assistant", "d")], "rejected": [*start, said("assistant", "e")]},
+        "preference",
+        "t",
+    )
+    assert row["prompt"] == start
+    assert [m["content"] for m in row["chosen"] + row["rejected"]] == ["d", "e"]
+
+
+def test_rankings_become_every_better_against_every_worse():
+    row = {"prompt": "p", "completions": ["a", "b", "c"], "scores": [1, 3, 1]}
+    pairs = ranking_pairs(row)
+    assert [(p["chosen"], p["rejected"], p["margin"]) for p in pairs] == [
+        ("b", "a", 2.0), ("b", "c", 2.0),
+    ]  # fmt: skip
+
+
+def test_tables_are_cleaned_and_split_by_prompt(tmp_path):
+    rows = [{"prompt": f"p{i // 2}", "completion": f"c{i}"} for i in range(20)]
+    path = write(tmp_path / "t.jsonl", [*rows, rows[3], {"prompt": "q", "completion": "x" * 50}])
+    data = TableData(
+        path, heldout=4, max_chars=20, min_chars=3, keep=lambda row: row["prompt"] != "p9"
+    )
+    ((examples, weight),) = data.load(ALL)
+    assert weight == 1.0 and examples.format == "prompt_completion"
+    assert examples.left_out == {"double": 1, "too long": 1, "not kept": 2}
+    assert len(examples.train) == 14 and len(examples.heldout) == 4
+    prompts = [{row["prompt"] for row in part} for part in (examples.train, examples.heldout)]
+    assert not prompts[0] & prompts[1]
+    assert data.load(ALL)[0][0] == examples
+    again = TableData(write(tmp_path / "r.jsonl", rows[::-1]), heldout=4).load(ALL)[0][0]
+    assert {r["prompt"] for r in again.heldout} == {
+        r["prompt"] for r in TableData(path, heldout=4, max_chars=20).load(ALL)[0][0].heldout
+    }
+
+
+def test_array_record_holds_json_objects(tmp_path):
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    path = str(tmp_path / "t.array_record")
+    writer = ArrayRecordWriter(path, "group_size:1")
+    rows = [{"text": "one"}, {"text": "two"}]
+    for row in rows:
+        writer.write(json.dumps(row).encode())
+    writer.close()
+    assert [row for _, row in read_table(path)] == rows
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "some/dataset", "t.csv", "t.jsonl"])
+def test_a_table_that_is_not_there_is_one_clear_error(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.csv").write_text("a,b\n")
+    with pytest.raises(DataError) as error:
+        read_table(name)
+    assert "\n" not in str(error.value)
+
+
+def test_mixtures_and_their_mistakes(tmp_path):
+    one = TableData(write(tmp_path / "a.jsonl", [{"text": "a"}, {"text": "b"}]))
+    two = TableData(write(tmp_path / "b.jsonl", [{"prompt": "p", "completion": "c"}]))
+    parts = Mixture((one, two), (3.0, 1.0)).load(ALL)
+    assert [(p.format, w) for p, w in parts] == [("text", 3.0), ("prompt_completion", 1.0)]
+    for bad in (lambda: Mixture((one,), (1.0, 2.0)), lambda: Mixture((one,), (0.0,)),
+                lambda: TableData("x", heldout=1, heldout_path="y")):  # fmt: skip
+        with pytest.raises(ConfigError):
+            bad()
+    with pytest.raises(DataError, match="also trained on"):
+        TableData(one.path, heldout_path=one.path).load(ALL)
