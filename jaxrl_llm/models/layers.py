@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float
 
+from jaxrl_llm.models.weights import Weight
+
 
 def accumulation_dtype(dtype: jnp.dtype) -> jnp.dtype:
     """At least float32: promote, never demote (float64 stays float64)."""
@@ -60,9 +62,16 @@ def row_lengths(w: Float[Array, "... o i"]) -> Float[Array, "... o"]:
     return jnp.sqrt(jnp.sum(jnp.square(w), axis=-1))
 
 
+def product(rows: Float[Array, "m i"], w: Float[Array, "o i"] | Weight) -> Float[Array, "m o"]:
+    """``rows @ w.T`` in ≥ float32, for an array [out, in] or a `Weight` of another form."""
+    if isinstance(w, Weight):
+        return w.product(rows)
+    return jnp.einsum("mi,oi->mo", rows, w, preferred_element_type=accumulation_dtype(rows.dtype))
+
+
 def linear(
     x: Float[Array, "... i"],
-    w: Float[Array, "o i"] | LoraWeight,
+    w: Float[Array, "o i"] | LoraWeight | Weight,
     bias: Float[Array, " o"] | None = None,
 ) -> Float[Array, "... o"]:
     """``x @ w.T + bias`` for weights in the HF layout [out, in]; sums are formed in ≥ float32.
@@ -72,7 +81,7 @@ def linear(
     rows = x.reshape(-1, x.shape[-1])
     wide = accumulation_dtype(x.dtype)
     base = w.base if isinstance(w, LoraWeight) else w
-    out = jnp.einsum("mi,oi->mo", rows, base, preferred_element_type=wide)
+    out = product(rows, base)
     if isinstance(w, LoraWeight):
         low = jnp.einsum("mi,ri->mr", rows.astype(wide), w.a.astype(wide))
         out = out + w.scale * jnp.einsum("mr,or->mo", low, w.b.astype(wide))
@@ -81,7 +90,7 @@ def linear(
             out = out * (w.magnitude.astype(wide) / length)[None, :]
     if bias is not None:
         out = out + bias.astype(out.dtype)[None, :]
-    return out.astype(x.dtype).reshape(*x.shape[:-1], w.shape[0])
+    return out.astype(x.dtype).reshape(*x.shape[:-1], out.shape[-1])
 
 
 def rms_norm(

@@ -28,10 +28,11 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxrl_llm.models.attention import causal_segments, masked_attention, within_window
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.layers import accumulation_dtype, gated_mlp, linear, rms_norm, soft_cap
+from jaxrl_llm.models.layers import gated_mlp, linear, product, rms_norm, soft_cap
 from jaxrl_llm.models.moe import RouterStats, expert_mlp
 from jaxrl_llm.models.rotary import apply_rotary, rotary_tables
 from jaxrl_llm.models.shapes import param_shapes
+from jaxrl_llm.models.weights import Weight
 
 Params = dict[str, Any]
 
@@ -72,7 +73,7 @@ def unstack_layers(params: Params) -> Params:
     return {**params, "layers": split}
 
 
-def output_head(params: Params) -> Float[Array, "V D"]:
+def output_head(params: Params) -> Float[Array, "V D"] | Weight:
     """The output matrix: `head`, or the embedding when tied."""
     return params["head"] if "head" in params else params["embed"]
 
@@ -263,8 +264,8 @@ def logits(
     Args:
         config: of the model, whose divisor and soft cap are applied.
     """
-    wide = accumulation_dtype(hidden.dtype)
-    out = jnp.einsum("...d,vd->...v", hidden, output_head(params), preferred_element_type=wide)
+    rows = hidden.reshape(-1, hidden.shape[-1])
+    out = product(rows, output_head(params)).reshape(*hidden.shape[:-1], -1)
     if config is None:
         return out
     if config.logit_divisor != 1.0:
