@@ -23,12 +23,13 @@ from typing import Any
 from jaxrl_llm.errors import RunDirectoryError
 from jaxrl_llm.monitor.charts import Chart, Number, draw, number, smoothing_window
 from jaxrl_llm.monitor.curves import Rows, charts, heldout, heldout_key, result_value
+from jaxrl_llm.monitor.health import read_alarms
 from jaxrl_llm.monitor.progress import duration
 from jaxrl_llm.monitor.samples import by_step, cut, read_samples, visible
 from jaxrl_llm.monitor.writers import read_metrics
 
 REPORT_FILE = "report.html"
-_MOST_STEPS, _MOST_SAMPLES, _MOST_TEXT = 80, 32, 3000
+_MOST_STEPS, _MOST_SAMPLES, _MOST_TEXT, _MOST_ALARMS = 80, 32, 3000, 50
 
 
 def write_report(run_dir: str | os.PathLike[str]) -> pathlib.Path:
@@ -75,6 +76,7 @@ def render(run_dir: pathlib.Path) -> str:
         "status": _status(run_dir),
         "command": _text(_read(run_dir / "command.txt")),
         "failure": _failure(run_dir),
+        "alarms": _alarms(run_dir),
         "result": _result(rows, results),
         "curves": _cards(cards) if rows else '<p class="card muted">No step has been made yet.</p>',
         "samples": _samples_html(samples),
@@ -201,6 +203,25 @@ def _status(run_dir: pathlib.Path) -> str:
 def _failure(run_dir: pathlib.Path) -> str:
     text = _read(run_dir / "FAILED.txt")
     return f'<div class="card failure mono">{_text(text)}</div>' if text else ""
+
+
+def _alarms(run_dir: pathlib.Path) -> str:
+    """What went wrong on the way, the latest first; nothing where all was well."""
+    alarms = read_alarms(run_dir)[::-1]
+    if not alarms:
+        return ""
+    lines = [
+        f'<li class="{alarm.severity}"><b>step {alarm.step} · {_text(alarm.name)}</b> '
+        f"{_text(alarm.message)}</li>"
+        for alarm in alarms[:_MOST_ALARMS]
+    ]
+    rest = len(alarms) - len(lines)
+    more = f'<p class="muted">{rest} earlier ones are in alarms.jsonl.</p>' if rest else ""
+    word = "alarm" if len(alarms) == 1 else "alarms"
+    return (
+        f'<details class="card alarms" open><summary>{len(alarms)} {word}</summary>'
+        f"<ul>{''.join(lines)}</ul>{more}</details>"
+    )
 
 
 # --- samples and settings -----------------------------------------------------------------------
