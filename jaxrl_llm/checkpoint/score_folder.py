@@ -132,6 +132,14 @@ def load_score_folder(folder: str | pathlib.Path, dtype: DTypeLike = jnp.float32
     return ScoringModel(config, params, tokenizers.from_folder(folder))
 
 
+def is_score_folder(folder: pathlib.Path) -> bool:
+    """Whether a folder's config.json says that it is a classifier of a kind that is read."""
+    if not (folder / "config.json").is_file():
+        return False
+    named = read_json(folder / "config.json").get("architectures") or [""]
+    return str(named[0]).endswith(tuple(_KINDS.values()))
+
+
 def _as_language_model(
     view: pathlib.Path,
     folder: pathlib.Path,

@@ -18,8 +18,9 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxrl_llm.data.formats import Row
-from jaxrl_llm.errors import ConfigError, DataError, ModelError
+from jaxrl_llm.errors import DataError, ModelError
 from jaxrl_llm.text.chat import encode_prompt, render, render_with_spans
+from jaxrl_llm.text.steps import encode_marked_steps
 from jaxrl_llm.text.tokenizer import Tokenizer
 
 Truncation = Literal["end", "prompt", "drop", "error"]
@@ -143,14 +144,7 @@ def encode_steps(
     separator: str,
 ) -> Part:
     """A prompt and steps, each followed by `separator`, whose last token is the step's mark."""
-    tokens, _ = encode_prompt(prompt, tokenizer)
-    end = tokenizer.encode(separator)
-    if not end:
-        raise ConfigError("the separator of steps has no tokens", got=repr(separator))
-    marks = []
-    for step in steps:
-        tokens = tokens + tokenizer.encode(step) + end
-        marks.append(len(tokens) - 1)
+    tokens, marks = encode_marked_steps(prompt, steps, tokenizer, separator)
     mask, kinds = np.zeros(len(tokens), bool), np.full(len(tokens), NO_LABEL, np.int32)
     mask[marks] = True
     kinds[marks] = 0 if labels is None else np.array(labels, np.int32)

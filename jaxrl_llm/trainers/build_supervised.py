@@ -6,6 +6,7 @@ learning."""
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,7 +17,13 @@ import numpy as np
 from jaxrl_llm.checkpoint.huggingface import save_folder
 from jaxrl_llm.checkpoint.manager import CheckpointManager
 from jaxrl_llm.checkpoint.pretrained import load
-from jaxrl_llm.checkpoint.score_folder import padding_id, save_score_folder
+from jaxrl_llm.checkpoint.score_folder import (
+    ScoringModel,
+    is_score_folder,
+    load_score_folder,
+    padding_id,
+    save_score_folder,
+)
 from jaxrl_llm.data.encode import Unit
 from jaxrl_llm.data.packing import PackedStream, UnitStream, in_batches, pack_step
 from jaxrl_llm.errors import ConfigError
@@ -59,83 +66,107 @@ class Pieces:
     """What every supervised run is made of.
 
     Attributes:
+        params: of the model that is trained: a decoder, or decoder and head for a reward model.
+        ref_params: of a live reference, or None.
         tokenizer: with the run's chat template.
         data: encoded examples.
     """
 
     config: Config
-    directory: RunDirectory
-    settings: Mapping[str, Any]
+    seed: int
     mesh: jax.sharding.Mesh
     model_config: ModelConfig
     params: Any
+    ref_params: Any | None
     tokenizer: Tokenizer
     data: Encoded
 
 
-def gather(config: Config, directory: RunDirectory, settings: Mapping[str, Any]) -> Pieces:
+def gather(config: Config, seed: int, trained: str | None = None) -> Pieces:
     """Mesh, model and encoded data of a run; every example is checked here.
+
+    Args:
+        trained: a model to evaluate in place of the one that training would begin with; a reference
+            stays that of the config.
 
     Raises:
         UserError: whatever is wrong with model, data or settings.
     """
     mesh = make_mesh(config.mesh)
     check_micro_batch(config, mesh.shape["data"])
-    model = load(config.model.path, jnp.dtype(config.model.dtype))
+    dtype, place = jnp.dtype(config.model.dtype), replicated(mesh)
+    path = trained or config.model.path
+    if isinstance(config, RewardConfig):
+        model = load_scoring(path, 2 if config.reward.kind == "steps" else 1, dtype, seed)
+    else:
+        model = load(path, dtype)
     check_context(config, model.config)
     tokenizer = with_template(model.tokenizer, config.rows.chat_template)
     data = encode_examples(config, tokenizer)
-    params = jax.device_put(model.params, replicated(mesh))
-    return Pieces(config, directory, settings, mesh, model.config, params, tokenizer, data)
+    ref_params = None
+    if isinstance(config, PreferenceConfig) and config.preference.needs_reference:
+        if trained is not None:
+            ref_params = jax.device_put(load(config.model.path, dtype).params, place)
+        elif config.preference.reference == "live":
+            ref_params = jax.tree.map(jnp.copy, jax.device_put(model.params, place))
+    params = jax.device_put(model.params, place)
+    return Pieces(config, seed, mesh, model.config, params, ref_params, tokenizer, data)
 
 
-def build_sft(config: SFTConfig, directory: RunDirectory, settings: Mapping[str, Any]) -> Run:
-    """A fine-tuning run that is ready for `loop.train`."""
-    p = gather(config, directory, settings)
-    tables, weights = p.data.train, p.data.weights
+def load_scoring(path: str, classes: int, dtype: Any, seed: int) -> ScoringModel:
+    """A reward model to train on: a folder that is one, or a language model with a new head.
+
+    Raises:
+        ModelError: as `load`; or the tokenizer has no token to pad exported batches with.
+    """
+    folder = pathlib.Path(path).expanduser()
+    if is_score_folder(folder):
+        return load_score_folder(folder, dtype)
+    model = load(path, dtype)
+    padding_id(model.tokenizer)  # refuses here what an export would refuse after hours
+    # A reward model has no output head.
+    config = dataclasses.replace(model.config, tie_word_embeddings=True)
+    decoder = {name: leaf for name, leaf in model.params.items() if name != "head"}
+    head = init_score_head(config, classes, jax.random.key(seed), dtype)
+    return ScoringModel(config, {"decoder": decoder, "score": head}, model.tokenizer)
+
+
+def make_sft(p: Pieces) -> tuple[SFTTrainer, UnitStream]:
+    """The trainer and the stream that feeds it."""
+    config, tables, weights = p.config, p.data.train, p.data.weights
     row_tokens = config.rows.row_tokens if config.rows.packed else config.rows.max_length
     if config.rows.packed:
         stream = PackedStream(
-            tables,
-            weights,
-            seed=directory.seed,
-            row_tokens=row_tokens,
-            bins=config.sft.pack_bins,
+            tables, weights, seed=p.seed, row_tokens=row_tokens, bins=config.sft.pack_bins
         )
         next_rows = lambda: stream.next_rows(config.train.batch)  # noqa: E731
     else:
-        stream = UnitStream(tables, weights, seed=directory.seed)
+        stream = UnitStream(tables, weights, seed=p.seed)
         next_rows = lambda: pack_step(  # noqa: E731
             stream.next(config.train.batch), row_tokens=row_tokens, packed=False, multiple=1
         )[0]
     loss = sft_loss(p.model_config, kind=config.sft.loss, remat=config.model.remat)
     trainer = SFTTrainer(
         next_rows=next_rows,
-        updater=make_learner(p, loss, p.params),
+        updater=make_learner(p, loss),
         measure=jax.jit(loss, static_argnums=4),
         heldout=p.data.heldout,
         row_tokens=row_tokens,
         eval_rows=config.train.micro_batch,
     )
-    return make_run(p, trainer, stream, lambda: language_model(p, trainer), title="sft")
+    return trainer, stream
 
 
-def build_preference(
-    config: PreferenceConfig, directory: RunDirectory, settings: Mapping[str, Any]
-) -> Run:
-    """A preference run that is ready for `loop.train`."""
-    p = gather(config, directory, settings)
-    stream = UnitStream(p.data.train, p.data.weights, seed=directory.seed)
-    wanted, remat = config.preference, config.model.remat
-    ref = None
-    if wanted.needs_reference and wanted.reference == "live":
-        ref = jax.tree.map(jnp.copy, p.params)
+def make_preference(p: Pieces) -> tuple[PreferenceTrainer, UnitStream]:
+    """The trainer, with its reference, and the stream that feeds it."""
+    config, wanted, remat = p.config, p.config.preference, p.config.model.remat
+    stream = UnitStream(p.data.train, p.data.weights, seed=p.seed)
     loss = preference_loss(p.model_config, wanted, remat=remat)
     rate = wanted.ref_update_rate
     trainer = PreferenceTrainer(
         settings=wanted,
         next_units=lambda: stream.next(config.train.batch),
-        updater=make_learner(p, loss, p.params, ref),
+        updater=make_learner(p, loss, p.ref_params),
         measure=jax.jit(loss, static_argnums=4),
         logprobs=jax.jit(reply_logprobs(p.model_config, remat=remat), static_argnums=2),
         move=jax.jit(lambda old, new: jax.tree.map(lambda a, b: a + rate * (b - a), old, new)),
@@ -145,10 +176,9 @@ def build_preference(
         packed=config.rows.packed,
         max_length=config.rows.max_length,
     )
-    if wanted.needs_reference and wanted.reference == "precomputed":
+    if wanted.needs_reference and p.ref_params is None:
         trainer.table = reference_table(trainer, [*stream.units, *p.data.heldout])
-    name = " + ".join(name for name, _ in wanted.mixture)
-    return make_run(p, trainer, stream, lambda: language_model(p, trainer), title=name)
+    return trainer, stream
 
 
 def reference_table(trainer: PreferenceTrainer, units: list[Unit]) -> np.ndarray:
@@ -175,19 +205,9 @@ def reference_table(trainer: PreferenceTrainer, units: list[Unit]) -> np.ndarray
     return table
 
 
-def build_reward(config: RewardConfig, directory: RunDirectory, settings: Mapping[str, Any]) -> Run:
-    """A reward-model run that is ready for `loop.train`."""
-    p = gather(config, directory, settings)
-    padding_id(p.tokenizer)  # refuses here what an export would refuse after hours
-    # A reward model has no output head.
-    p.model_config = dataclasses.replace(p.model_config, tie_word_embeddings=True)
-    decoder = {name: leaf for name, leaf in p.params.items() if name != "head"}
-    wanted, remat = config.reward, config.model.remat
-    classes = 2 if wanted.kind == "steps" else 1
-    head = init_score_head(
-        p.model_config, classes, jax.random.key(directory.seed), jnp.dtype(config.model.dtype)
-    )
-    params = {"decoder": decoder, "score": jax.device_put(head, replicated(p.mesh))}
+def make_reward(p: Pieces) -> tuple[RewardTrainer, UnitStream]:
+    """The trainer and the stream that feeds it."""
+    config, wanted, remat = p.config, p.config.reward, p.config.model.remat
     if wanted.kind == "steps":
         loss = step_reward_loss(p.model_config, remat=remat)
     else:
@@ -198,32 +218,25 @@ def build_reward(config: RewardConfig, directory: RunDirectory, settings: Mappin
             remat=remat,
         )
     parts = 1 if wanted.kind == "steps" else 2
-    stream = UnitStream(p.data.train, p.data.weights, seed=directory.seed)
+    stream = UnitStream(p.data.train, p.data.weights, seed=p.seed)
     trainer = RewardTrainer(
         kind=wanted.kind,
         next_units=lambda: stream.next(config.train.batch),
-        updater=make_learner(p, loss, params),
+        updater=make_learner(p, loss),
         measure=jax.jit(loss, static_argnums=4),
         scores=jax.jit(
-            lambda params, rows, slots: sequence_scores(params, p.model_config, rows, slots),
+            lambda params, packed, slots: sequence_scores(params, p.model_config, packed, slots),
             static_argnums=2,
         ),
         heldout=p.data.heldout,
         row_tokens=config.rows.row_tokens if config.rows.packed else parts * config.rows.max_length,
         packed=config.rows.packed,
     )
-
-    def export():
-        return save_score_folder(
-            directory.path / "export", trainer.updater.params, p.model_config, p.tokenizer
-        )
-
-    title = "process reward model" if wanted.kind == "steps" else "reward model"
-    return make_run(p, trainer, stream, export, title=title)
+    return trainer, stream
 
 
-def make_learner(p: Pieces, loss: Loss, params: Any, ref: Any | None = None) -> Learner:
-    """The learner over given parameters, which it takes over."""
+def make_learner(p: Pieces, loss: Loss, ref: Any | None = None) -> Learner:
+    """The learner over the parameters, which it takes over."""
     config = p.config
     functions = make_learn_functions(
         p.model_config, loss, make_optimizer(config.optimizer, config.train.steps)
@@ -231,46 +244,55 @@ def make_learner(p: Pieces, loss: Loss, params: Any, ref: Any | None = None) -> 
     return Learner(
         functions=functions,
         put=lambda packed: jax.device_put(packed, rows(p.mesh)),
-        state=LearnState(train=functions.init(params), ref=ref),
+        state=LearnState(train=functions.init(p.params), ref=ref),
         learning_rate=make_schedule(config.optimizer, config.train.steps),
         micro_rows=config.train.micro_batch,
     )
 
 
-def make_run(
-    p: Pieces, trainer: Any, stream: UnitStream, export: Callable[[], Any], *, title: str
-) -> Run:
-    """The run around a trainer."""
-    train = p.config.train
+def make_trainer(p: Pieces) -> tuple[Any, UnitStream]:
+    """The trainer of a config and the stream that feeds it."""
+    return _MAKERS[type(p.config)](p)
+
+
+def build(config: Config, directory: RunDirectory, settings: Mapping[str, Any]) -> Run:
+    """A run that is ready for `loop.train`; `settings` is the config as JSON values."""
+    p = gather(config, directory.seed)
+    trainer, stream = make_trainer(p)
+    save = save_score_folder if isinstance(config, RewardConfig) else save_folder
+    train = config.train
     return Run(
-        directory=p.directory,
+        directory=directory,
         trainer=trainer,
-        checkpoints=CheckpointManager(
-            p.directory.path / "checkpoints", keep=train.keep_checkpoints
-        ),
+        checkpoints=CheckpointManager(directory.path / "checkpoints", keep=train.keep_checkpoints),
         total_steps=train.steps,
         eval_every=train.eval_every,
         checkpoint_every=train.checkpoint_every,
         data_state=stream.get_state,
         set_data_state=stream.set_state,
         evaluate=trainer.evaluate,
-        export=export,
+        export=lambda: save(
+            directory.path / "export", trainer.updater.params, p.model_config, p.tokenizer
+        ),
         show=SupervisedShow(
-            p.directory.path,
-            p.config,
-            p.settings,
+            directory.path,
+            config,
+            settings,
             p.model_config,
-            title=title,
+            title=title(config),
             data=p.data,
-            seed=p.directory.seed,
+            seed=directory.seed,
         ),
     )
 
 
-def language_model(p: Pieces, trainer: Any) -> Any:
-    return save_folder(
-        p.directory.path / "export", trainer.updater.params, p.model_config, p.tokenizer
-    )
+def title(config: Config) -> str:
+    """What a run does, in a few words."""
+    if isinstance(config, SFTConfig):
+        return "sft"
+    if isinstance(config, RewardConfig):
+        return "process reward model" if config.reward.kind == "steps" else "reward model"
+    return " + ".join(name for name, _ in config.preference.mixture)
 
 
 def check_micro_batch(config: Config, data: int) -> None:
@@ -293,8 +315,8 @@ def check_context(config: Config, model_config: ModelConfig) -> None:
         )
 
 
-BUILDERS: dict[type, Callable[..., Run]] = {
-    SFTConfig: build_sft,
-    RewardConfig: build_reward,
-    PreferenceConfig: build_preference,
+_MAKERS: dict[type, Callable[[Pieces], tuple[Any, UnitStream]]] = {
+    SFTConfig: make_sft,
+    RewardConfig: make_reward,
+    PreferenceConfig: make_preference,
 }

@@ -12,6 +12,7 @@ from jaxrl_llm.trainers import build_supervised, show, show_supervised
 from jaxrl_llm.trainers.build import build_run
 from jaxrl_llm.trainers.dry_run import dry_run, supervised_dry_run
 from jaxrl_llm.trainers.settings import RLConfig
+from jaxrl_llm.trainers.supervised_settings import PreferenceConfig, RewardConfig, SFTConfig
 
 
 class Kind(NamedTuple):
@@ -45,8 +46,8 @@ def kind_of_run(config: Any, path: object) -> Kind:
 
 KINDS: dict[type, Kind] = {
     RLConfig: Kind(build_run, dry_run, show.finished_text),
-    **{
-        config: Kind(build, supervised_dry_run, show_supervised.finished_text)
-        for config, build in build_supervised.BUILDERS.items()
-    },
+    **dict.fromkeys(
+        (SFTConfig, RewardConfig, PreferenceConfig),
+        Kind(build_supervised.build, supervised_dry_run, show_supervised.finished_text),
+    ),
 }
