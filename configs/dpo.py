@@ -29,9 +29,9 @@ DATA = pathlib.Path(__file__).parent / "data"
 def get_config() -> PreferenceConfig:
     return PreferenceConfig(
         model=ModelSource(path="smollm2-135m-instruct"),
-        data=TableData(path=str(DATA / "preferences.jsonl"), heldout=64),
+        data=TableData(path=str(DATA / "preferences.jsonl"), heldout=32),
         preference=PreferenceSettings(loss="dpo", beta=0.1),
         rows=RowConfig(max_length=128, row_tokens=256, truncate="prompt"),
         optimizer=OptimizerConfig(learning_rate=1e-5),
-        train=FitConfig(steps=12, batch=16, micro_batch=4, eval_every=6),
+        train=FitConfig(steps=8, batch=8, micro_batch=4, eval_every=0),
     )

@@ -29,9 +29,9 @@ DATA = pathlib.Path(__file__).parent / "data"
 def get_config() -> RewardConfig:
     return RewardConfig(
         model=ModelSource(path="smollm2-135m-instruct"),
-        data=TableData(path=str(DATA / "judged_steps.jsonl"), heldout=64),
+        data=TableData(path=str(DATA / "judged_steps.jsonl"), heldout=32),
         reward=RewardSettings(kind="steps", separator="\n"),
         rows=RowConfig(max_length=128, row_tokens=256, truncate="drop"),
         optimizer=OptimizerConfig(learning_rate=3e-5, warmup_steps=4),
-        train=FitConfig(steps=40, batch=16, micro_batch=4, eval_every=10),
+        train=FitConfig(steps=30, batch=16, micro_batch=4, eval_every=0),
     )

@@ -24,8 +24,8 @@ DATA = pathlib.Path(__file__).parent / "data"
 def get_config() -> RewardConfig:
     return RewardConfig(
         model=ModelSource(path="smollm2-135m-instruct"),
-        data=TableData(path=str(DATA / "preferences.jsonl"), heldout=64),
+        data=TableData(path=str(DATA / "preferences.jsonl"), heldout=32),
         rows=RowConfig(max_length=128, row_tokens=256, truncate="prompt"),
         optimizer=OptimizerConfig(learning_rate=2e-5),
-        train=FitConfig(steps=12, batch=16, micro_batch=4, eval_every=6),
+        train=FitConfig(steps=8, batch=8, micro_batch=4, eval_every=0),
     )

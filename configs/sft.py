@@ -24,9 +24,9 @@ DATA = pathlib.Path(__file__).parent / "data"
 def get_config() -> SFTConfig:
     return SFTConfig(
         model=ModelSource(path="smollm2-135m-instruct"),
-        data=TableData(path=str(DATA / "conversations.jsonl"), heldout=64),
+        data=TableData(path=str(DATA / "conversations.jsonl"), heldout=32),
         # The model's own template does not mark what the assistant says; this one writes the same.
         rows=RowConfig(max_length=256, row_tokens=256, chat_template="smollm2"),
-        optimizer=OptimizerConfig(learning_rate=2e-5, schedule="linear", warmup_steps=2),
-        train=FitConfig(steps=20, batch=8, micro_batch=4, eval_every=10),
+        optimizer=OptimizerConfig(learning_rate=5e-5, schedule="linear", warmup_steps=2),
+        train=FitConfig(steps=12, batch=4, micro_batch=4, eval_every=0),
     )

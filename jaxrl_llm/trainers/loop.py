@@ -10,7 +10,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jaxrl_llm.checkpoint.manager import CheckpointManager, abstract_like
 from jaxrl_llm.errors import NonFinite, UserError
@@ -19,6 +19,7 @@ from jaxrl_llm.trainers.run_directory import RunDirectory
 Samples = list[Any]  # what a trainer lets people look at; its own `show` knows the kind
 
 
+@runtime_checkable
 class Trainer(Protocol):
     """What the loop repeats.
 
