@@ -25,6 +25,7 @@ from jaxrl_llm.errors import ModelError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Params, init_params
 from jaxrl_llm.text import tokenizer as tokenizers
+from jaxrl_llm.text.gguf_vocabulary import from_gguf
 from jaxrl_llm.text.tokenizer import Tokenizer
 
 
@@ -106,7 +107,7 @@ def load(
     if where.kind == "gguf":
         file = GGUFFile(where.path)
         config, params = gguf.load_gguf(file, dtype, shardings)
-        return Pretrained(config, params, tokenizers.from_gguf(file.metadata), where)
+        return Pretrained(config, params, from_gguf(file.metadata), where)
     config = huggingface.load_config(where.path)
     tokenizer = tokenizers.from_folder(where.path)
     params = huggingface.load_params(where.path, config, dtype, shardings)
@@ -120,7 +121,7 @@ def peek(name_or_path: str | pathlib.Path) -> tuple[ModelConfig, Tokenizer]:
         return TINY_CONFIG, tokenizers.bytes_tokenizer()
     if where.kind == "gguf":
         file = GGUFFile(where.path)
-        return gguf.config_from_gguf(file), tokenizers.from_gguf(file.metadata)
+        return gguf.config_from_gguf(file), from_gguf(file.metadata)
     return huggingface.load_config(where.path), tokenizers.from_folder(where.path)
 
 

@@ -1,21 +1,18 @@
 # SPDX-FileCopyrightText: The jaxrl_llm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Text to token ids and back: a HF folder's tokenizer, one rebuilt from a GGUF file, or bytes."""
+"""Text to token ids and back: a HF folder's tokenizer, or bytes. `gguf_vocabulary.py`: GGUF."""
 
 from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, processors
+from tokenizers import decoders, models, pre_tokenizers
 
 from jaxrl_llm.errors import ModelError
-
-# Types of entries in a GGUF vocabulary; the others (normal, unused, byte) are ordinary entries.
-_GGUF_UNKNOWN, _GGUF_CONTROL, _GGUF_USER_DEFINED = 2, 3, 4
 
 
 class Tokenizer:
@@ -191,116 +188,6 @@ def _folder_template(folder: pathlib.Path, settings: Mapping[str, Any]) -> str |
     return template
 
 
-def _byte_level(split: pre_tokenizers.PreTokenizer | None = None) -> pre_tokenizers.PreTokenizer:
-    """GPT-2's own splitting, after `split` if given."""
-    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    return level if split is None else pre_tokenizers.Sequence([split, level])
-
-
-def _by_pattern(pattern: str) -> pre_tokenizers.PreTokenizer:
-    """Splitting by a pattern alone, then bytes as characters."""
-    split = pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
-    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return pre_tokenizers.Sequence([split, level])
-
-
-# English contractions, words with one leading non-letter, up to three digits, punctuation with the
-# line ends after it, line ends, other white space.
-_LLAMA3_PATTERN = "|".join(
-    (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
-        r"[^\r\n\p{L}\p{N}]?\p{L}+",
-        r"\p{N}{1,3}",
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-        r"\s*[\r\n]+",
-        r"\s+(?!\S)",
-        r"\s+",
-    )
-)
-
-
-def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer that a GGUF file carries in its metadata (byte-level BPE, `gpt2`).
-
-    Raises:
-        ModelError: a vocabulary type or pre-tokenizer that we don't know, or a damaged vocabulary.
-    """
-    kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
-    if kind != "gpt2":
-        raise ModelError(
-            "the GGUF file's vocabulary is of a type that is not supported",
-            got=repr(kind),
-            expected="'gpt2' (byte-level BPE)",
-            hint="the model's HF folder, which carries a tokenizer.json",
-        )
-    if pre not in PRE_TOKENIZERS:
-        raise ModelError(
-            "the GGUF file's pre-tokenizer is not supported",
-            got=repr(pre),
-            expected="one of " + ", ".join(sorted(PRE_TOKENIZERS)),
-            hint="the model's HF folder, which carries a tokenizer.json",
-        )
-    tokens = list(_required(metadata, "tokenizer.ggml.tokens"))
-    types = list(metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens))
-    vocabulary = {token: index for index, token in enumerate(tokens)}
-    if len(types) != len(tokens) or len(vocabulary) != len(tokens):
-        raise ModelError(
-            "the GGUF file's vocabulary is damaged",
-            got=f"{len(tokens)} tokens, {len(vocabulary)} different, {len(types)} types",
-        )
-    merges = [tuple(merge.split(" ")) for merge in _required(metadata, "tokenizer.ggml.merges")]
-    try:
-        model = models.BPE(vocabulary, merges, ignore_merges=pre in _WHOLE_WORDS_FIRST)
-    except Exception as error:  # the library raises bare Exception
-        raise ModelError(f"the GGUF file's merges are damaged: {error}") from error
-    backend = tokenizers.Tokenizer(model)
-    backend.pre_tokenizer = PRE_TOKENIZERS[pre]()
-    backend.decoder = decoders.ByteLevel()
-    _add_special(backend, tokens, types)
-    return _with_gguf_ids(backend, metadata, tokens, adds_bos_by_default=pre in _BOS_BY_DEFAULT)
-
-
-def _required(metadata: Mapping[str, Any], key: str) -> Sequence[str]:
-    if not metadata.get(key):
-        raise ModelError(f"the GGUF file's metadata has no {key}")
-    return metadata[key]
-
-
-def _add_special(backend: tokenizers.Tokenizer, tokens: list[str], types: list[int]) -> None:
-    special, plain = [], []
-    for token, kind in zip(tokens, types, strict=True):
-        if kind in (_GGUF_UNKNOWN, _GGUF_CONTROL):
-            special.append(tokenizers.AddedToken(token, special=True, normalized=False))
-        elif kind == _GGUF_USER_DEFINED:
-            plain.append(tokenizers.AddedToken(token, special=False, normalized=False))
-    backend.add_special_tokens(special)
-    backend.add_tokens(plain)
-
-
-def _with_gguf_ids(backend, metadata, tokens: list[str], *, adds_bos_by_default: bool) -> Tokenizer:
-    def index(name: str) -> int | None:
-        value = metadata.get(f"tokenizer.ggml.{name}_token_id")
-        if value is not None and not 0 <= value < len(tokens):
-            raise ModelError(f"the GGUF file's {name} token is outside its vocabulary", got=value)
-        return value
-
-    bos = index("bos")
-    adds_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", adds_bos_by_default))
-    if adds_bos and bos is not None:
-        backend.post_processor = processors.TemplateProcessing(
-            single=f"{tokens[bos]} $A", special_tokens=[(tokens[bos], bos)]
-        )
-    return Tokenizer(
-        backend,
-        bos_id=bos,
-        eos_ids=[i for i in (index("eos"), index("eot"), index("eom")) if i is not None],
-        pad_id=index("padding"),
-        unk_id=index("unknown"),
-        adds_bos=adds_bos,
-        chat_template=metadata.get("tokenizer.chat_template"),
-    )
-
-
 def bytes_tokenizer() -> Tokenizer:
     """One token per byte (ids 0–255), then `<bos>` 256, `<eos>` 257, `<pad>` 258.
 
@@ -321,13 +208,3 @@ def bytes_tokenizer() -> Tokenizer:
         [tokenizers.AddedToken(token, special=True, normalized=False) for token in special]
     )
     return Tokenizer(backend, bos_id=256, eos_ids=(257,), pad_id=258)
-
-
-# What GGUF files call their pre-tokenizer → how it splits a text before the merges.
-PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
-    "gpt-2": _byte_level,
-    "smollm": lambda: _byte_level(pre_tokenizers.Digits(individual_digits=True)),
-    "llama-bpe": lambda: _by_pattern(_LLAMA3_PATTERN),
-}
-_WHOLE_WORDS_FIRST = {"llama-bpe"}  # a word that is in the vocabulary is taken whole
-_BOS_BY_DEFAULT = {"llama-bpe"}

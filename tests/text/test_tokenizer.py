@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 
 from jaxrl_llm.errors import ModelError
-from jaxrl_llm.text.tokenizer import bytes_tokenizer, from_folder, from_gguf
+from jaxrl_llm.text.gguf_vocabulary import from_gguf
+from jaxrl_llm.text.tokenizer import bytes_tokenizer, from_folder
 
 # A vocabulary small enough to merge by hand; "Ġ" is a space and "Ċ" a line end.
 TOKENS = ["<unk>", "<s>", "</s>", "<tool>", "h", "e", "l", "o", "1", "2", "Ġ", "Ċ", "'", "s"]
@@ -60,6 +62,83 @@ def test_gguf_pre_tokenizers_differ_where_they_should():
     assert by("llama-bpe").encode(" hello12121") == ids("Ġhello", "12", "1", "2", "1")
 
 
+def test_qwen2_takes_digits_one_by_one_and_joins_accents():
+    accented = [*TOKENS, "Ã©"]
+    types = METADATA["tokenizer.ggml.token_type"] + [1]
+    merges = [*MERGES, "Ã ©"]
+    qwen = {
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.tokens": [*accented, "Ã", "©"],
+        "tokenizer.ggml.token_type": [*types, 1, 1],
+        "tokenizer.ggml.merges": merges,
+    }
+    tokenizer = from_gguf({**METADATA, **qwen})
+    assert tokenizer.encode(" hello12") == ids("Ġhello", "1", "2")
+    assert tokenizer.encode("e\u0301") == [accented.index("Ã©")]
+
+
+# A SentencePiece vocabulary: pieces with scores, bytes for the rest.
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+WORDS = ["▁", "a", "b", "c", "▁a", "ab", "bc", "abc", "▁ab", "ca", "cab", "▁▁", "ba", "▁cab"]
+PIECES = ["<unk>", "<s>", "</s>", *BYTES, *WORDS]
+SCORES = [0.0] * 259 + [
+    -9.0,
+    -9.1,
+    -9.2,
+    -9.3,
+    -3.0,
+    -2.0,
+    -1.0,
+    -2.5,
+    -1.5,
+    -4.0,
+    -0.5,
+    -5,
+    -6,
+    -7,
+]
+SENTENCEPIECE = {
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.tokens": PIECES,
+    "tokenizer.ggml.scores": SCORES,
+    "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(WORDS),
+    "tokenizer.ggml.bos_token_id": 1,
+    "tokenizer.ggml.eos_token_id": 2,
+    "tokenizer.ggml.unknown_token_id": 0,
+}
+
+
+def best_merges(text):
+    """The rule as it is told: of all neighbours, merge those that form the best piece, leftmost."""
+    parts = list(text.replace(" ", "▁"))
+    while True:
+        pairs = [(a + b, i) for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False))]
+        known = [(SCORES[PIECES.index(p)], -i) for p, i in pairs if p in WORDS]
+        if not known:
+            break
+        at = -max(known)[1]
+        parts[at : at + 2] = ["".join(parts[at : at + 2])]
+    spelled = [
+        [part] if part in WORDS else [BYTES[byte] for byte in part.encode()] for part in parts
+    ]
+    return [PIECES.index(piece) for pieces in spelled for piece in pieces]
+
+
+def test_sentencepiece_vocabularies_merge_the_best_piece_first():
+    tokenizer = from_gguf(SENTENCEPIECE)
+    plain = from_gguf({**SENTENCEPIECE, "tokenizer.ggml.add_space_prefix": False})
+    draw = random.Random(0)
+    for _ in range(300):
+        text = "".join(draw.choice("aabbcc  é") for _ in range(draw.randint(1, 12)))
+        assert tokenizer.encode(text) == best_merges(" " + text), text
+        assert plain.encode(text) == best_merges(text), text
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+        assert plain.decode(plain.encode(text)) == text
+    assert tokenizer.adds_bos and tokenizer.eos_ids == (2,)
+    assert tokenizer.encode("abc</s>") == [*best_merges(" abc"), 2]
+    assert tokenizer.decode([1, *best_merges(" ab"), 2], skip_special=True) == "ab"
+
+
 def test_gguf_bos_by_the_file_or_by_the_kind():
     assert from_gguf({**METADATA, "tokenizer.ggml.pre": "llama-bpe"}).adds_bos
     tokenizer = from_gguf({**METADATA, "tokenizer.ggml.add_bos_token": True})
@@ -78,7 +157,8 @@ def test_gguf_end_of_turn_is_an_eos():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"tokenizer.ggml.model": "llama"}, "'llama'"),
+        ({"tokenizer.ggml.model": "bert"}, "'bert'"),
+        ({"tokenizer.ggml.model": "llama"}, "21 tokens, 0 scores"),
         ({"tokenizer.ggml.pre": "viking"}, "'viking'"),
         ({"tokenizer.ggml.pre": None}, "None"),
         ({"tokenizer.ggml.tokens": None}, "tokenizer.ggml.tokens"),
