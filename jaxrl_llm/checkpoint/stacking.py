@@ -11,6 +11,8 @@ other, in the order of `param_shapes`: fused projections.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,6 +25,8 @@ from jaxrl_llm.errors import ModelError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.shapes import param_shapes
 from jaxrl_llm.models.transformer import Params
+
+LARGE_PART = 1 << 28  # bytes; a larger part of a leaf is not assembled on the host
 
 # (name, first row, row after the last) → those rows of a tensor of floats; None: all.
 Reader = Callable[[str, slice | None], np.ndarray]
@@ -95,7 +99,7 @@ def build_params(
     source: object = "the model",
 ) -> Params:
     """Parameters in `dtype`. A device gets the part of each leaf that it holds and nothing else is
-    read: beyond what is placed, the host holds one device's part of one leaf.
+    read: beyond what is placed, the host holds a part of one leaf, of one layer if that is large.
 
     Args:
         names: the name map of the model's family for this kind of file.
@@ -121,12 +125,34 @@ def build_params(
 
 
 def _place(shape, parts: Mapping[tuple, Piece], read: Reader, dtype, where) -> jax.Array:
-    def part(index: tuple[slice, ...]) -> np.ndarray:
-        return _assemble(shape, parts, read, dtype, index)
-
     if where is None:
-        return jnp.asarray(part((slice(None),) * len(shape)))
-    return jax.make_array_from_callback(shape, where, part)
+        return _part(shape, parts, read, dtype, (slice(None),) * len(shape), None)
+    made: dict[str, jax.Array] = {}  # devices that hold the same part: it is read once
+    arrays = []
+    for device, index in where.addressable_devices_indices_map(shape).items():
+        key = str(index)
+        if key not in made:
+            made[key] = _part(shape, parts, read, dtype, index, device)
+        arrays.append(jax.device_put(made[key], device))
+    return jax.make_array_from_single_device_arrays(shape, where, arrays)
+
+
+def _part(shape, parts, read: Reader, dtype, index, device) -> jax.Array:
+    """One part of a leaf on a device; a large one is filled there layer by layer."""
+    counts = [len(range(*s.indices(n))) for s, n in zip(index, shape, strict=True)]
+    put = jnp.asarray if device is None else lambda x: jax.device_put(x, device)
+    if math.prod(counts) * dtype.itemsize <= LARGE_PART or not next(iter(parts)):
+        return put(_assemble(shape, parts, read, dtype, index))
+    whole = jnp.zeros(counts, dtype, device=device)
+    for at, layer in enumerate(range(*index[0].indices(shape[0]))):
+        one = _assemble(shape, parts, read, dtype, (slice(layer, layer + 1), *index[1:]))
+        whole = _fill(whole, put(one), at)
+    return whole
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _fill(whole: jax.Array, part: jax.Array, at: int | jax.Array) -> jax.Array:
+    return jax.lax.dynamic_update_slice_in_dim(whole, part, at, 0)
 
 
 def _assemble(shape, parts, read: Reader, dtype, index: tuple[slice, ...]) -> np.ndarray:

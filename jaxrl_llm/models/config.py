@@ -170,7 +170,7 @@ class ModelConfig:
         vocabulary = tables * self.vocab_size * self.hidden_size
         return vocabulary + self.num_layers * layer + self.hidden_size
 
-    def flops_per_token(self, context: float = 0.0) -> float:
+    def flops_per_token(self, context: int | float = 0.0) -> float:
         """FLOPs of a forward pass for one token that attends to `context` tokens.
 
         Two for each multiply-add of the matrix products. The embedding look-up counts as nothing,

@@ -63,9 +63,9 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
         written[attribute] = _write_value(attribute, value)
     written |= hf_rope.write_rope(config) | family.layers.write(config)
     if config.family == "phi3":
-        scaling = config.rope_scaling
-        original = scaling.original_context if scaling else config.max_position_embeddings
-        written["original_max_position_embeddings"] = original
+        if config.rope_scaling:
+            original = config.rope_scaling.original_context
+            written["original_max_position_embeddings"] = original
         written["partial_rotary_factor"] = config.partial_rotary_factor
     fixed = {a: values[0] for a, values in family.only.items() if values[0] is not None}
     return {**written, **fixed}

@@ -83,7 +83,8 @@ def write_rope(config: ModelConfig) -> dict[str, Any]:
         rope["rope_type"] = scaling.kind
         for name, field in _FIELDS.items():
             value = getattr(scaling, field)
-            if value is not None and name in _ALLOWED[scaling.kind]:
+            told = value is not None and (name != "truncate" or value is False)
+            if told and name in _ALLOWED[scaling.kind]:
                 rope[name] = list(value) if isinstance(value, tuple) else value
     if config.partial_rotary_factor != 1.0:
         rope["partial_rotary_factor"] = config.partial_rotary_factor

@@ -263,7 +263,7 @@ def block_linear(
             part = jax.lax.dynamic_index_in_dim(w, expert, keepdims=False)
             return jnp.einsum("si,oi->so", rows, part, preferred_element_type=wide).astype(x.dtype)
 
-        empty = jnp.zeros((x.shape[1], w.shape[1]), x.dtype)
+        empty = _zeros((x.shape[1], w.shape[1]), x.dtype, x, w)
         return carry, jax.lax.cond(is_used, product, lambda: empty)
 
     return jax.lax.scan(step, None, (x, owner, used))[1]
@@ -288,12 +288,20 @@ def _block_linear_bwd(residuals, d_out):
             d_w = jax.lax.dynamic_update_index_in_dim(d_w, old + new, expert, 0)
             return d_w, d_x.astype(x.dtype)
 
-        skip = lambda d_w: (d_w, jnp.zeros(rows.shape, x.dtype))  # noqa: E731
+        skip = lambda d_w: (d_w, _zeros(rows.shape, x.dtype, d_out, w))  # noqa: E731
         return jax.lax.cond(is_used, product, skip, d_w)
 
-    start = jnp.zeros(w.shape, wide)
+    start = _zeros(w.shape, wide, d_out, x)
     d_w, d_x = jax.lax.scan(step, start, (x, d_out, owner, used))
     return d_x, d_w.astype(w.dtype), None, None
 
 
 block_linear.defvjp(_block_linear_fwd, _block_linear_bwd)
+
+
+def _zeros(shape: tuple[int, ...], dtype, *like: Array) -> Array:
+    """Zeros that, inside `shard_map`, vary over the mesh axes over which `like` does."""
+    zeros = jnp.zeros(shape, dtype)
+    for x in like:
+        zeros = jnp.where(jnp.zeros(shape, bool), x.reshape(-1)[0].astype(dtype), zeros)
+    return zeros

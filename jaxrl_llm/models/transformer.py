@@ -186,14 +186,14 @@ def layer_inputs(
     segment_ids: Int[Array, "N T"],
     prefix_ids: Int[Array, "N T"] | None,
     dtype: jnp.dtype,
-) -> Callable[[dict[str, Array]], tuple[Array, Array, Array]]:
+) -> Callable[[dict[str, Any]], tuple[Array, Array, Array]]:
     """A function from one layer's flags to its cos, sin [N, T, half] and allowed [N, T, T]."""
     tables = [rotary_tables(positions, config, dtype, kind) for kind in _rope_kinds(config)]
     allowed = causal_segments(positions, segment_ids, prefix_ids)
     window = config.sliding_window
     near = None if window is None else allowed & within_window(positions, window)
 
-    def inputs(flags: dict[str, Array]) -> tuple[Array, Array, Array]:
+    def inputs(flags: dict[str, Any]) -> tuple[Array, Array, Array]:
         if "rope" in flags:
             cos, sin = (jnp.stack(table)[flags["rope"]] for table in zip(*tables, strict=True))
         else:

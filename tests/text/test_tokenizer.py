@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import itertools
 import json
 import random
 
@@ -81,22 +82,8 @@ def test_qwen2_takes_digits_one_by_one_and_joins_accents():
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 WORDS = ["▁", "a", "b", "c", "▁a", "ab", "bc", "abc", "▁ab", "ca", "cab", "▁▁", "ba", "▁cab"]
 PIECES = ["<unk>", "<s>", "</s>", *BYTES, *WORDS]
-SCORES = [0.0] * 259 + [
-    -9.0,
-    -9.1,
-    -9.2,
-    -9.3,
-    -3.0,
-    -2.0,
-    -1.0,
-    -2.5,
-    -1.5,
-    -4.0,
-    -0.5,
-    -5,
-    -6,
-    -7,
-]
+SCORES = [0.0] * 259 + [-90.0, -91.0, -92.0, -93.0, -30.0, -20.0, -10.0, -25.0, -15.0, -40.0]
+SCORES += [-5.0, -50.0, -60.0, -70.0]
 SENTENCEPIECE = {
     "tokenizer.ggml.model": "llama",
     "tokenizer.ggml.tokens": PIECES,
@@ -112,7 +99,7 @@ def best_merges(text):
     """The rule as it is told: of all neighbours, merge those that form the best piece, leftmost."""
     parts = list(text.replace(" ", "▁"))
     while True:
-        pairs = [(a + b, i) for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False))]
+        pairs = [(a + b, i) for i, (a, b) in enumerate(itertools.pairwise(parts))]
         known = [(SCORES[PIECES.index(p)], -i) for p, i in pairs if p in WORDS]
         if not known:
             break
