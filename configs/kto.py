@@ -4,8 +4,8 @@
 
 Command:    python -m jaxrl_llm.train --config=kto.py
 Hardware:   two CPU cores, 8 GiB of memory
-Time:       TIME
-Expect:     EXPECT
+Time:       about a minute and a half a step on a busy two-core machine
+Expect:     first loss 0.5; held-out loss 0.43 after two steps
 Overrides:  --preference.undesirable_weight=0.8
             --train.batch=32
             --train.steps=40

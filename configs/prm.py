@@ -4,8 +4,8 @@
 
 Command:    python -m jaxrl_llm.train --config=prm.py
 Hardware:   two CPU cores, 8 GiB of memory
-Time:       TIME
-Expect:     EXPECT
+Time:       about a minute a step on a busy two-core machine
+Expect:     the accuracy of step verdicts rises; not measured to the end on this model
 Overrides:  --reward.center_coef=0.0
             --data.path=mine.jsonl
             --train.steps=80

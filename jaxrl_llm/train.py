@@ -19,8 +19,7 @@ import sys
 from collections.abc import Sequence
 
 from jaxrl_llm.errors import ConfigError, UserError
-
-_DEVICES = ("cpu", "cuda", "tpu")
+from jaxrl_llm.trainers.devices import choose_devices
 
 
 @dataclasses.dataclass
@@ -84,34 +83,6 @@ def parse(argv: Sequence[str]) -> tuple[Launch, list[str]]:
         else:
             rest.append(word)
     return launch, rest
-
-
-def choose_devices(devices: str | None) -> None:
-    """Pick platform and compilation cache before the backend starts; `cpu:8` makes 8 devices."""
-    import jax
-
-    from jaxrl_llm.checkpoint.pretrained import cache_folder
-
-    if jax.config.jax_compilation_cache_dir is None:
-        # A resumed run, and the next run of the same shapes, start without compiling.
-        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
-    if devices is None:
-        return
-    kind, _, count = devices.partition(":")
-    good_count = count == "" or (kind == "cpu" and count.isdecimal() and count.isascii())
-    if kind not in _DEVICES or not good_count or count == "0":
-        raise ConfigError("unknown --devices", got=devices, expected="cpu, cpu:8, cuda or tpu")
-    jax.config.update("jax_platforms", kind)
-    if count:
-        jax.config.update("jax_num_cpu_devices", int(count))
-    try:
-        jax.devices()
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(
-            f"no {kind} device can be used",
-            got=(str(error).splitlines() or ["none found"])[0],
-            hint="--devices=cpu",
-        ) from error
 
 
 def run(launch: Launch, overrides: Sequence[str]) -> int:

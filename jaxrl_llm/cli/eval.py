@@ -54,7 +54,7 @@ def _run(args: Sequence[str] | None) -> int:
         raise ConfigError("--samples and --pass-at are numbers from 1 on")
 
     from jaxrl_llm import config as configs
-    from jaxrl_llm.train import choose_devices
+    from jaxrl_llm.trainers.devices import choose_devices
     from jaxrl_llm.trainers.evaluate_model import evaluate_model
     from jaxrl_llm.trainers.runs import kind_of_run
 

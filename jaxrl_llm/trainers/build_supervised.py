@@ -28,13 +28,14 @@ from jaxrl_llm.data.encode import Unit
 from jaxrl_llm.data.packing import PackedStream, UnitStream, in_batches, pack_step
 from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.lora import attach, init_adapter, merge
 from jaxrl_llm.models.score_heads import init_score_head
 from jaxrl_llm.monitor.progress import emit
 from jaxrl_llm.sharding.mesh import make_mesh, replicated, rows
 from jaxrl_llm.text.templates import with_template
 from jaxrl_llm.text.tokenizer import Tokenizer
 from jaxrl_llm.trainers.encoders import Encoded, encode_examples
-from jaxrl_llm.trainers.learner import Learner, LearnState, Loss, make_learn_functions
+from jaxrl_llm.trainers.learner import Join, Learner, LearnState, Loss, as_is, make_learn_functions
 from jaxrl_llm.trainers.loop import Run
 from jaxrl_llm.trainers.optimizers import make_optimizer, make_schedule
 from jaxrl_llm.trainers.preference import (
@@ -107,7 +108,7 @@ def gather(config: Config, seed: int, trained: str | None = None) -> Pieces:
     if isinstance(config, PreferenceConfig) and config.preference.needs_reference:
         if trained is not None:
             ref_params = jax.device_put(load(config.model.path, dtype).params, place)
-        elif config.preference.reference == "live":
+        elif config.preference.reference == "live" and config.lora is None:
             ref_params = jax.tree.map(jnp.copy, jax.device_put(model.params, place))
     params = jax.device_put(model.params, place)
     return Pieces(config, seed, mesh, model.config, params, ref_params, tokenizer, data)
@@ -149,7 +150,6 @@ def make_sft(p: Pieces) -> tuple[SFTTrainer, UnitStream]:
     trainer = SFTTrainer(
         next_rows=next_rows,
         updater=make_learner(p, loss),
-        measure=jax.jit(loss, static_argnums=4),
         heldout=p.data.heldout,
         row_tokens=row_tokens,
         eval_rows=config.train.micro_batch,
@@ -162,13 +162,18 @@ def make_preference(p: Pieces) -> tuple[PreferenceTrainer, UnitStream]:
     config, wanted, remat = p.config, p.config.preference, p.config.model.remat
     stream = UnitStream(p.data.train, p.data.weights, seed=p.seed)
     loss = preference_loss(p.model_config, wanted, remat=remat)
-    rate = wanted.ref_update_rate
+    logprobs = reply_logprobs(p.model_config, remat=remat)
+    rate, moves = wanted.ref_update_rate, wanted.ref_update_every > 0
     trainer = PreferenceTrainer(
         settings=wanted,
         next_units=lambda: stream.next(config.train.batch),
-        updater=make_learner(p, loss, p.ref_params),
-        measure=jax.jit(loss, static_argnums=4),
-        logprobs=jax.jit(reply_logprobs(p.model_config, remat=remat), static_argnums=2),
+        # Only a reference that moves is part of a checkpoint.
+        updater=make_learner(p, loss, p.ref_params if moves else None),
+        fixed_ref=None if moves else p.ref_params,
+        logprobs=jax.jit(
+            lambda trained, frozen, *rest: logprobs(joined(config)(trained, frozen), *rest),
+            static_argnums=3,
+        ),
         move=jax.jit(lambda old, new: jax.tree.map(lambda a, b: a + rate * (b - a), old, new)),
         table=None,
         heldout=p.data.heldout,
@@ -176,7 +181,7 @@ def make_preference(p: Pieces) -> tuple[PreferenceTrainer, UnitStream]:
         packed=config.rows.packed,
         max_length=config.rows.max_length,
     )
-    if wanted.needs_reference and p.ref_params is None:
+    if wanted.needs_reference and wanted.reference == "precomputed" and p.ref_params is None:
         trainer.table = reference_table(trainer, [*stream.units, *p.data.heldout])
     return trainer, stream
 
@@ -194,7 +199,7 @@ def reference_table(trainer: PreferenceTrainer, units: list[Unit]) -> np.ndarray
             multiple=trainer.updater.micro_rows,
         )
         bounds = trainer.bounds(packed)
-        tokens = trainer.token_logprobs(trainer.updater.params, packed, bounds)
+        tokens = trainer.token_logprobs(trainer.policy, packed, bounds)
         sums = host_slot_sums(tokens, packed, bounds.slots)
         for n, row in enumerate(places):
             slot = 0
@@ -223,10 +228,11 @@ def make_reward(p: Pieces) -> tuple[RewardTrainer, UnitStream]:
         kind=wanted.kind,
         next_units=lambda: stream.next(config.train.batch),
         updater=make_learner(p, loss),
-        measure=jax.jit(loss, static_argnums=4),
         scores=jax.jit(
-            lambda params, packed, slots: sequence_scores(params, p.model_config, packed, slots),
-            static_argnums=2,
+            lambda trained, frozen, packed, slots: sequence_scores(
+                joined(config)(trained, frozen), p.model_config, packed, slots
+            ),
+            static_argnums=3,
         ),
         heldout=p.data.heldout,
         row_tokens=config.rows.row_tokens if config.rows.packed else parts * config.rows.max_length,
@@ -238,16 +244,46 @@ def make_reward(p: Pieces) -> tuple[RewardTrainer, UnitStream]:
 def make_learner(p: Pieces, loss: Loss, ref: Any | None = None) -> Learner:
     """The learner over the parameters, which it takes over."""
     config = p.config
-    functions = make_learn_functions(
-        p.model_config, loss, make_optimizer(config.optimizer, config.train.steps)
-    )
+    optimizer = make_optimizer(config.optimizer, config.train.steps)
+    functions = make_learn_functions(p.model_config, loss, optimizer, joined(config))
+    trained, frozen = p.params, None
+    if config.lora is not None:
+        trained, frozen = with_adapter(p)
     return Learner(
         functions=functions,
         put=lambda packed: jax.device_put(packed, rows(p.mesh)),
-        state=LearnState(train=functions.init(p.params), ref=ref),
+        state=LearnState(train=functions.init(trained), ref=ref),
         learning_rate=make_schedule(config.optimizer, config.train.steps),
         micro_rows=config.train.micro_batch,
+        frozen=frozen,
     )
+
+
+def with_adapter(p: Pieces) -> tuple[Any, Any]:
+    """A new adapter (beside the head of a reward model), and the decoder that it goes over."""
+    scoring = isinstance(p.config, RewardConfig)
+    decoder = p.params["decoder"] if scoring else p.params
+    adapter = init_adapter(p.model_config, p.config.lora, jax.random.key(p.seed), decoder)
+    adapter = jax.device_put(adapter, replicated(p.mesh))
+    return ({"adapter": adapter, "score": p.params["score"]} if scoring else adapter), decoder
+
+
+def joined(config: Config, put_together: Callable = attach) -> Join:
+    """How what is trained and what stays become parameters.
+
+    Args:
+        put_together: `lora.attach` while training, `lora.merge` for an export.
+    """
+    lora = config.lora
+    if lora is None:
+        return as_is
+    if isinstance(config, RewardConfig):
+        return lambda trained, decoder: {
+            "decoder": put_together(decoder, trained["adapter"], lora),
+            "score": trained["score"],
+        }
+    # Without an adapter the base is the policy that training began with: the reference.
+    return lambda adapter, base: base if adapter is None else put_together(base, adapter, lora)
 
 
 def make_trainer(p: Pieces) -> tuple[Any, UnitStream]:
@@ -260,6 +296,7 @@ def build(config: Config, directory: RunDirectory, settings: Mapping[str, Any]) 
     p = gather(config, directory.seed)
     trainer, stream = make_trainer(p)
     save = save_score_folder if isinstance(config, RewardConfig) else save_folder
+    whole, learner = joined(config, merge), trainer.updater
     train = config.train
     return Run(
         directory=directory,
@@ -272,7 +309,10 @@ def build(config: Config, directory: RunDirectory, settings: Mapping[str, Any]) 
         set_data_state=stream.set_state,
         evaluate=trainer.evaluate,
         export=lambda: save(
-            directory.path / "export", trainer.updater.params, p.model_config, p.tokenizer
+            directory.path / "export",
+            whole(learner.params, learner.frozen),
+            p.model_config,
+            p.tokenizer,
         ),
         show=SupervisedShow(
             directory.path,

@@ -37,16 +37,30 @@ class Bounds(NamedTuple):
     slots: int
 
 
+Join = Callable[[Any, Any], Any]
+"""(what is trained, what stays) → the parameters that a loss reads."""
+
+
+def as_is(trained: Any, frozen: Any) -> Any:
+    """Everything is trained: the join without adapters."""
+    del frozen
+    return trained
+
+
 Loss = Callable[[Any, PackedRows, Mapping[str, Any], Mapping[str, Any], Bounds], tuple[Any, dict]]
 
 
 class LearnFunctions(NamedTuple):
-    """Compiled programs: see `state.TrainFunctions`; `accumulate` is (gradients, params, rows,
-    counts, coefs, bounds) → (gradients, (loss, metrics))."""
+    """Compiled programs: see `state.TrainFunctions`.
+
+    `accumulate` is (gradients, trained, frozen, rows, counts, coefs, bounds) → (gradients, (loss,
+    metrics)); `measure` the same without gradients.
+    """
 
     init: Callable
     zeros: Callable
     accumulate: Callable
+    measure: Callable
     norm: Callable
     apply: Callable
 
@@ -60,16 +74,22 @@ class LearnState:
 
 
 def make_learn_functions(
-    model_config: ModelConfig, loss: Loss, optimizer: optax.GradientTransformation
+    model_config: ModelConfig,
+    loss: Loss,
+    optimizer: optax.GradientTransformation,
+    join: Join = as_is,
 ) -> LearnFunctions:
     """Compile-on-call functions for one loss and one optimiser."""
     shared = make_train_functions(
         model_config, lambda *_: None, optimizer, temperature=1.0, remat=False
     )
 
-    def accumulate(grads, params, rows, counts, coefs, bounds):
-        (value, metrics), new = jax.value_and_grad(loss, has_aux=True)(
-            params, rows, counts, coefs, bounds
+    def measure(trained, frozen, rows, counts, coefs, bounds):
+        return loss(join(trained, frozen), rows, counts, coefs, bounds)
+
+    def accumulate(grads, trained, frozen, rows, counts, coefs, bounds):
+        (value, metrics), new = jax.value_and_grad(measure, has_aux=True)(
+            trained, frozen, rows, counts, coefs, bounds
         )
         grads = jax.tree.map(lambda total, g: total + g.astype(total.dtype), grads, new)
         return grads, (value, metrics)
@@ -77,7 +97,8 @@ def make_learn_functions(
     return LearnFunctions(
         init=shared.init,
         zeros=shared.zeros,
-        accumulate=jax.jit(accumulate, static_argnums=5, donate_argnums=0),
+        accumulate=jax.jit(accumulate, static_argnums=6, donate_argnums=0),
+        measure=jax.jit(measure, static_argnums=5),
         norm=shared.norm,
         apply=shared.apply,
     )
@@ -90,9 +111,11 @@ class Learner:
     Attributes:
         functions: compiled programs.
         put: moves rows of numpy arrays onto the mesh.
-        state: parameters, optimiser state, and a reference that moves.
+        state: what is trained (parameters, or an adapter), optimiser state, and a reference that
+            moves.
         learning_rate: the schedule, by updates done.
         micro_rows: rows whose gradient is computed at once.
+        frozen: the parameters under an adapter, or None.
     """
 
     functions: LearnFunctions
@@ -100,10 +123,20 @@ class Learner:
     state: LearnState
     learning_rate: Callable[[int], Any]
     micro_rows: int
+    frozen: Any | None = None
 
     @property
     def params(self) -> Any:
+        """What is trained."""
         return self.state.train.params
+
+    def measure(
+        self, rows: PackedRows, counts: Mapping[str, Any], coefs: Mapping[str, Any], bounds: Bounds
+    ) -> tuple[Any, dict[str, Any]]:
+        """Loss and metrics of a micro-batch, without gradients."""
+        return self.functions.measure(
+            self.params, self.frozen, self.put(rows), counts, coefs, bounds
+        )
 
     def update(
         self,
@@ -122,7 +155,7 @@ class Learner:
         grads = functions.zeros(self.params)
         for micro in micro_rows(rows, self.micro_rows):
             grads, (loss, metrics) = functions.accumulate(
-                grads, self.params, self.put(micro), counts, coefs, bounds
+                grads, self.params, self.frozen, self.put(micro), counts, coefs, bounds
             )
             sums.add({**metrics, "loss/sum": (loss, 1.0)})
         norm = float(functions.norm(grads))

@@ -178,7 +178,7 @@ def implicit_rewards(pairs: Pairs, settings: PreferenceSettings) -> tuple[Any, A
     return settings.beta * chosen, settings.beta * rejected
 
 
-def preference_counts(rows: PackedRows, units: int) -> dict[str, np.ndarray]:
+def preference_counts(rows: PackedRows, units: int) -> dict[str, Any]:
     """What the terms of the loss are divided by, over the whole optimiser batch."""
     of_chosen = rows.mask & (rows.segment_ids % 2 == 1)
     counts = {"units": units, "chosen_tokens": of_chosen.sum(), "tokens": rows.mask.sum()}
@@ -213,9 +213,9 @@ class PreferenceTrainer:
     Attributes:
         settings: what is minimised.
         next_units: the examples of the next step.
-        updater: learns from rows; its state also holds a live reference.
-        measure: the compiled loss without gradient.
-        logprobs: the compiled `reply_logprobs`.
+        updater: learns from rows; its state also holds a reference that moves.
+        fixed_ref: parameters of a reference that is in memory and stays as it is.
+        logprobs: the compiled `reply_logprobs`, (trained, frozen, rows, bounds).
         move: compiled (reference, policy) → the reference after its move.
         table: reference log-probability of each part of each example, by its index, if precomputed.
         heldout: held-out examples.
@@ -226,7 +226,7 @@ class PreferenceTrainer:
     settings: PreferenceSettings
     next_units: Callable[[], list[Unit]]
     updater: Learner
-    measure: Callable
+    fixed_ref: Any | None
     logprobs: Callable
     move: Callable
     table: np.ndarray | None
@@ -282,16 +282,31 @@ class PreferenceTrainer:
         """Static sizes of some rows."""
         return Bounds(target_bound(rows.mask), rows.values.shape[1])
 
+    @property
+    def reference(self) -> tuple[Any, Any]:
+        """The reference that is in memory, as (trained, frozen): under an adapter, its base."""
+        if self.updater.frozen is not None:
+            return None, self.updater.frozen
+        moving = self.updater.state.ref
+        return (self.fixed_ref if moving is None else moving), None
+
+    @property
+    def policy(self) -> tuple[Any, Any]:
+        """The policy as (trained, frozen)."""
+        return self.updater.params, self.updater.frozen
+
     def with_reference(self, rows: PackedRows, bounds: Bounds) -> PackedRows:
         """The rows with the log-probabilities of the reference that is in memory."""
-        tokens = self.token_logprobs(self.updater.state.ref, rows, bounds)
+        tokens = self.token_logprobs(self.reference, rows, bounds)
         ref = host_slot_sums(tokens, rows, bounds.slots)
         return rows.replace(ref=ref, ref_tokens=tokens if self.settings.kl_coef else None)
 
-    def token_logprobs(self, params: Any, rows: PackedRows, bounds: Bounds) -> np.ndarray:
+    def token_logprobs(
+        self, model: tuple[Any, Any], rows: PackedRows, bounds: Bounds
+    ) -> np.ndarray:
         """Log-probabilities of the replies' tokens, without gradient."""
         return map_rows(
-            lambda micro: self.logprobs(params, micro, bounds)[0],
+            lambda micro: self.logprobs(*model, micro, bounds)[0],
             rows,
             self.updater.micro_rows,
             self.updater.put,
@@ -307,8 +322,7 @@ class PreferenceTrainer:
         )
         bounds = self.bounds(rows)
         new, old = (
-            self.token_logprobs(params, rows, bounds)
-            for params in (self.updater.params, self.updater.state.ref)
+            self.token_logprobs(model, rows, bounds) for model in (self.policy, self.reference)
         )
         ratio = host_slot_sums(new - old, rows, bounds.slots)
         lengths = host_slot_sums(rows.mask.astype(new.dtype), rows, bounds.slots)
@@ -326,9 +340,7 @@ class PreferenceTrainer:
         coefs = {"kl": self.measure_kl(self.heldout) if many else np.float32(0)} if kto else {}
         counts, sums = preference_counts(rows, len(self.heldout)), Sums()
         for micro in micro_rows(rows, self.updater.micro_rows):
-            value, metrics = self.measure(
-                self.updater.params, self.updater.put(micro), counts, coefs, bounds
-            )
+            value, metrics = self.updater.measure(micro, counts, coefs, bounds)
             sums.add({**metrics, "loss/sum": (value, 1.0)})
         result = {f"eval/{name}": value for name, value in sums.means().items()}
         result["eval/accuracy"] = result.pop("eval/rewards/accuracies")

@@ -105,8 +105,7 @@ class RewardTrainer:
         kind: "pairs" or "steps".
         next_units: the examples of the next step.
         updater: learns from rows; holds parameters and optimiser state.
-        measure: the compiled loss without gradient.
-        scores: the compiled `sequence_scores`, (params, rows, slots).
+        scores: the compiled `sequence_scores`, (trained, frozen, rows, slots).
         heldout: held-out examples.
         row_tokens, packed: how examples become rows.
         step, num_tokens: steps done, tokens seen.
@@ -115,7 +114,6 @@ class RewardTrainer:
     kind: str
     next_units: Callable[[], list[Unit]]
     updater: Learner
-    measure: Callable
     scores: Callable
     heldout: Sequence[Unit]
     row_tokens: int
@@ -134,7 +132,7 @@ class RewardTrainer:
         metrics["step_time"] = time.perf_counter() - start
         return metrics, []
 
-    def rows(self, units: Sequence[Unit]) -> tuple[PackedRows, dict[str, np.ndarray], Bounds]:
+    def rows(self, units: Sequence[Unit]) -> tuple[PackedRows, dict[str, Any], Bounds]:
         """The rows of some examples, what their loss is divided by, and static sizes."""
         rows, _ = pack_step(
             units, row_tokens=self.row_tokens, packed=self.packed, multiple=self.updater.micro_rows
@@ -152,11 +150,12 @@ class RewardTrainer:
         rows, counts, bounds = self.rows(self.heldout)
         sums, differences = Sums(), []
         for micro in micro_rows(rows, self.updater.micro_rows):
-            put = self.updater.put(micro)
-            _, metrics = self.measure(self.updater.params, put, counts, {}, bounds)
+            _, metrics = self.updater.measure(micro, counts, {}, bounds)
             sums.add(metrics)
             if self.kind == "pairs":
-                scores = jax.device_get(self.scores(self.updater.params, put, bounds.slots))
+                learner, put = self.updater, self.updater.put(micro)
+                found = self.scores(learner.params, learner.frozen, put, bounds.slots)
+                scores = jax.device_get(found)
                 valid = jax.device_get(pair_places(put, bounds.slots))
                 differences.append((scores[:, 0::2] - scores[:, 1::2]).reshape(-1)[valid])
         means = sums.means()

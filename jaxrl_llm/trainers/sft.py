@@ -57,7 +57,7 @@ def sft_loss(model_config: ModelConfig, *, kind: Literal["nll", "dft"], remat: b
     return loss
 
 
-def sft_counts(rows: PackedRows) -> dict[str, np.ndarray]:
+def sft_counts(rows: PackedRows) -> dict[str, Any]:
     """What the loss is divided by, over the whole optimiser batch."""
     return {"tokens": np.maximum(np.float32(rows.mask.sum()), np.float32(1))}
 
@@ -69,7 +69,6 @@ class SFTTrainer:
     Attributes:
         next_rows: the rows of the next step.
         updater: learns from rows; holds parameters and optimiser state.
-        measure: the compiled loss without gradient.
         heldout: held-out examples.
         row_tokens: longest row of the evaluation.
         eval_rows: rows that are evaluated at once.
@@ -79,7 +78,6 @@ class SFTTrainer:
 
     next_rows: Callable[[], PackedRows]
     updater: Learner
-    measure: Callable
     heldout: Sequence[Unit]
     row_tokens: int
     eval_rows: int
@@ -111,9 +109,7 @@ class SFTTrainer:
             )
             bounds = Bounds(target_bound(rows.mask), 1)
             for micro in micro_rows(rows, self.eval_rows):
-                _, metrics = self.measure(
-                    self.updater.params, self.updater.put(micro), sft_counts(rows), {}, bounds
-                )
+                _, metrics = self.updater.measure(micro, sft_counts(rows), {}, bounds)
                 sums.add(metrics)
         means = sums.means()
         nll = means["nll"]

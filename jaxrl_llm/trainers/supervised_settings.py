@@ -11,6 +11,7 @@ from jaxrl_llm.algorithms.kl import KL_ESTIMATORS
 from jaxrl_llm.algorithms.preference_losses import PREFERENCE_LOSSES
 from jaxrl_llm.data.encode import Truncation
 from jaxrl_llm.errors import ConfigError
+from jaxrl_llm.models.lora import LoraConfig
 from jaxrl_llm.sharding.mesh import MeshConfig
 from jaxrl_llm.trainers.optimizers import OptimizerConfig
 from jaxrl_llm.trainers.settings import ModelSource, MonitorConfig
@@ -286,11 +287,14 @@ class SFTConfig:
 
     Attributes:
         data: `TableData` or `Mixture` with text, messages, or prompt and completion.
+        lora: train low-rank adapters over the model in place of its own parameters; the export
+            has them merged in.
     """
 
     data: Any
     model: ModelSource = ModelSource()
     sft: SFTSettings = SFTSettings()
+    lora: LoraConfig | None = None
     rows: RowConfig = RowConfig()
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5)
     train: FitConfig = FitConfig()
@@ -308,11 +312,14 @@ class RewardConfig:
 
     Attributes:
         data: `TableData` or `Mixture` with preferences or rankings, or with steps.
+        lora: train low-rank adapters over the model in place of its own parameters; the export
+            has them merged in.
     """
 
     data: Any
     model: ModelSource = ModelSource()
     reward: RewardSettings = RewardSettings()
+    lora: LoraConfig | None = None
     rows: RowConfig = RowConfig(truncate="prompt")
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5)
     train: FitConfig = FitConfig()
@@ -331,11 +338,14 @@ class PreferenceConfig:
     Attributes:
         data: `TableData` or `Mixture` with preferences (or rankings); for kto with a label for
             each reply.
+        lora: train low-rank adapters over the model in place of its own parameters; the export
+            has them merged in.
     """
 
     data: Any
     model: ModelSource = ModelSource()
     preference: PreferenceSettings = PreferenceSettings()
+    lora: LoraConfig | None = None
     rows: RowConfig = RowConfig(truncate="prompt")
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-6)
     train: FitConfig = FitConfig()
@@ -344,6 +354,12 @@ class PreferenceConfig:
 
     def __post_init__(self) -> None:
         _check_data(self.data)
+        if self.lora is not None and self.preference.ref_update_every:
+            raise ConfigError(
+                "under an adapter the reference is the base, which does not move",
+                got=f"preference.ref_update_every={self.preference.ref_update_every}",
+                hint="--preference.ref_update_every=0, or no lora",
+            )
         kto = self.preference.loss == "kto"
         _check_rows(self.rows, 1 if kto else 2)
         if kto and self.train.batch < 2:

@@ -144,3 +144,17 @@ def test_mixtures_and_their_mistakes(tmp_path):
             bad()
     with pytest.raises(DataError, match="also trained on"):
         TableData(one.path, heldout_path=one.path).load(ALL)
+
+
+def test_parquet_and_data_sets_hold_the_same_rows(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    datasets = pytest.importorskip("datasets")
+    rows = [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "d"}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "t.parquet")
+    datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "set"))
+    for path in ("t.parquet", "set"):
+        assert [row for _, row in read_table(str(tmp_path / path))] == rows
+    (tmp_path / "bad.parquet").write_text("no")
+    with pytest.raises(DataError, match="not a parquet file"):
+        read_table(str(tmp_path / "bad.parquet"))

@@ -65,7 +65,7 @@ def value_and_gradient(functions, params, rows, counts, coefs, size=MICRO):
     bounds = Bounds(WIDTH, SLOTS)
     grads, total = functions.zeros(params), 0.0
     for micro in micro_rows(rows, size):
-        grads, (loss, _) = functions.accumulate(grads, params, micro, counts, coefs, bounds)
+        grads, (loss, _) = functions.accumulate(grads, params, None, micro, counts, coefs, bounds)
         total += float(loss)
     return total, grads
 

@@ -87,7 +87,7 @@ def test_packed_logits_are_those_of_each_sequence_alone():
     packed = on_device(lay_out([units], 32, 4))
 
     def run(rows):
-        return logits(PARAMS, HIDDEN(rows))
+        return logits(PARAMS, HIDDEN(rows), CONFIG)
 
     together = np.asarray(run(packed))[0]
     for segment, one in enumerate(units, start=1):
@@ -178,7 +178,7 @@ def test_preference_loss_is_its_parts_put_together():
     counts = {"units": np.float32(2), "chosen_tokens": np.float32(3), "tokens": np.float32(8)}
     value, _ = loss(PARAMS, rows, counts, {}, Bounds(32, 4))
     h = HIDDEN(rows)
-    logp = np.asarray(jax.nn.log_softmax(logits(PARAMS, h)), np.float64)[0]
+    logp = np.asarray(jax.nn.log_softmax(logits(PARAMS, h, CONFIG)), np.float64)[0]
     token = np.array([logp[t - 1, rows.tokens[0, t]] if t else 0.0 for t in range(32)])
     token = np.where(rows.mask[0], token, 0.0)
     total = [token[rows.segment_ids[0] == s].sum() for s in (1, 2, 3, 4)]

@@ -1,0 +1,48 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Templates with marks write what the templates without marks write."""
+
+import itertools
+
+import pytest
+
+from jaxrl_llm.errors import ModelError
+from jaxrl_llm.text.chat import render
+from jaxrl_llm.text.templates import CHAT_TEMPLATES, with_template
+from jaxrl_llm.text.tokenizer import bytes_tokenizer
+
+# What SmolLM2's own file holds.
+SMOLLM2 = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    "<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] "
+    "+ '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def talks():
+    said = lambda role: {"role": role, "content": f" {role} says\nthis "}  # noqa: E731
+    for length in (1, 2, 3):
+        for roles in itertools.product(("system", "user", "assistant"), repeat=length):
+            yield [said(role) for role in roles]
+
+
+def test_the_marked_template_of_smollm2_writes_what_its_own_does():
+    own = bytes_tokenizer()
+    own.chat_template = SMOLLM2
+    marked = with_template(own, "smollm2")
+    for talk in talks():
+        for prompt in (True, False):
+            assert render(talk, marked, prompt) == render(talk, own, prompt)
+
+
+def test_a_template_is_a_name_or_a_file(tmp_path):
+    own = bytes_tokenizer()
+    assert with_template(own, None) is own
+    (tmp_path / "mine.jinja").write_text("{{ messages[0].content }}")
+    mine = with_template(own, str(tmp_path / "mine.jinja"))
+    assert render([{"role": "user", "content": "hi"}], mine) == "hi"
+    assert own.chat_template is None
+    with pytest.raises(ModelError, match=", ".join(CHAT_TEMPLATES)):
+        with_template(own, "no_such")
