@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxrl_llm.data.records import Record, Source
 from jaxrl_llm.errors import DataError
-from jaxrl_llm.types import Prompt
+from jaxrl_llm.types import Prompt, Rollout
 
 Encode = Callable[[Any], tuple[Sequence[int], str]]
 
@@ -101,23 +102,42 @@ class PromptStream:
             "seed": int(seed),
             "shuffle": bool(shuffle),
             "prompts": len(source),
-            "ids": _fingerprint(source),
+            "ids": fingerprint(source),
         }
         self._order = _endless_order(len(source), seed, shuffle)
         self._put_off: list[int] = []
 
-    def next(self) -> list[Prompt]:
-        """The prompts of the next step, exactly `batch`, no two the same."""
-        chosen, self._put_off = self._put_off, []
-        taken = set(chosen)
-        while len(chosen) < self._batch:
-            index = int(next(self._order))
-            if index in taken:
+    def next(
+        self, count: int | None = None, *, step: int | None = None, without: Collection[str] = ()
+    ) -> list[Prompt]:
+        """The next prompts, no two the same.
+
+        Args:
+            count: how many; a step's own number by default.
+            step: of no account here; see `jaxrl_llm.data.curriculum`.
+            without: ids that the step already has: their turn is put off.
+        """
+        count = self._batch if count is None else count
+        assert count + len(without) <= len(self._source), "fewer prompts than are asked for"
+        waiting, self._put_off = self._put_off, []
+        chosen: list[int] = []
+        queue = itertools.chain(waiting, self._order)
+        turn = 0  # of those that waited, all come before the order goes on
+        while len(chosen) < count or turn < len(waiting):
+            index, turn = int(next(queue)), turn + 1
+            known = index in chosen or (without and self._source[index]["id"] in without)
+            if known or len(chosen) == count:
                 self._put_off.append(index)
             else:
-                taken.add(index)
                 chosen.append(index)
         return [make_prompt(self._source[index], self._encode) for index in chosen]
+
+    def update(self, rollouts: Sequence[Rollout]) -> None:
+        """Nothing: this order does not depend on rewards."""
+
+    def metrics(self) -> dict[str, float]:
+        """Nothing to tell of this order."""
+        return {}
 
     def get_state(self) -> dict[str, Any]:
         """Where the stream stands, as JSON-able values."""
@@ -133,14 +153,7 @@ class PromptStream:
         Raises:
             DataError: the state belongs to another seed or to other prompts.
         """
-        if dict(state["source"]) != self._identity:
-            differ = [k for k, v in self._identity.items() if state["source"].get(k) != v]
-            raise DataError(
-                "the prompts are not those of the checkpoint",
-                got=", ".join(f"{key}={self._identity[key]}" for key in differ),
-                expected=", ".join(f"{key}={state['source'].get(key)}" for key in differ),
-                hint="restore the prompt file, or start afresh with --fresh",
-            )
+        check_same_prompts(self._identity, state["source"])
         self._order.set_state(dict(state["order"]))
         self._put_off = [int(index) for index in state["put_off"]]
 
@@ -157,7 +170,20 @@ def _endless_order(length: int, seed: int, shuffle: bool):
     return iter(order.repeat().to_iter_dataset(options))
 
 
-def _fingerprint(source: Source) -> str:
+def check_same_prompts(here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+    """Raises DataError if a checkpoint's stream was over other prompts, or had another seed."""
+    if dict(there) != dict(here):
+        differ = [key for key, value in here.items() if there.get(key) != value]
+        raise DataError(
+            "the prompts are not those of the checkpoint",
+            got=", ".join(f"{key}={here[key]}" for key in differ),
+            expected=", ".join(f"{key}={there.get(key)}" for key in differ),
+            hint="restore the prompt file, or start afresh with --fresh",
+        )
+
+
+def fingerprint(source: Source) -> str:
+    """A short hash of the ids of a source, in their order."""
     digest = hashlib.sha256()
     for index in range(len(source)):
         digest.update(source[index]["id"].encode("utf-8", "surrogatepass") + b"\0")
