@@ -28,5 +28,5 @@ def get_config() -> RLConfig:
             group_size=8, max_new_tokens=4, max_prompt_tokens=21, stop=("\n",), slots=64
         ),
         optimizer=OptimizerConfig(learning_rate=1e-5, b1=0.9, b2=0.99, max_grad_norm=1.0),
-        train=TrainConfig(steps=20, prompts_per_step=8, micro_batch=32, eval_every=5),
+        train=TrainConfig(steps=20, prompts_per_step=8, eval_every=5),
     )

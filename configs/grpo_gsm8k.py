@@ -52,5 +52,5 @@ def get_config() -> RLConfig:
             group_size=8, max_new_tokens=48, max_prompt_tokens=160, stop=("\n\n",), slots=64
         ),
         optimizer=OptimizerConfig(learning_rate=1e-5, b1=0.9, b2=0.99, max_grad_norm=1.0),
-        train=TrainConfig(steps=30, prompts_per_step=8, micro_batch=16, eval_every=10),
+        train=TrainConfig(steps=30, prompts_per_step=8, eval_every=10),
     )

@@ -33,7 +33,5 @@ def get_config() -> RLConfig:
         algo=AlgoConfig(name="grpo"),
         sampler=SamplerConfig(group_size=8, max_new_tokens=8, max_prompt_tokens=16, slots=32),
         optimizer=OptimizerConfig(learning_rate=2e-2),
-        train=TrainConfig(
-            steps=12, prompts_per_step=4, micro_batch=16, eval_every=6, checkpoint_every=3
-        ),
+        train=TrainConfig(steps=12, prompts_per_step=4, eval_every=6, checkpoint_every=3),
     )

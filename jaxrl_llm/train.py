@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(
             f"error: out of memory · got {str(error).splitlines()[0]} · try: a smaller "
-            "--train.micro_batch, --sampler.slots or --sampler.num_pages, or --model.remat=True",
+            "--train.micro_tokens, --sampler.slots or --sampler.num_pages, or --model.remat=True",
             file=sys.stderr,
         )
         return 2

@@ -1,35 +1,49 @@
 # SPDX-FileCopyrightText: The jaxrl_llm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rollouts → rows for the trainer, in a small, bounded set of shapes."""
+"""Rollouts → samples → rows for the trainer, in a small, bounded set of shapes.
+
+*Samples* are one rollout each, from the left: what advantages are computed on. *Rows* are what the
+model gets; `plan_rows` lays samples out in them:
+
+    padded          | prompt a · completion 1 · · · |      one sample a row
+    packed          | a · 1 · · | a · 2 | b · 1 · · |      several samples a row
+    shared_prefix   | prompt a · 1 · · · 2 · 3 · ·  |      the completions of a prompt follow one
+                                                           copy of it, each at its own positions
+
+The loss and its gradient are the same for all three.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 
 from jaxrl_llm.types import Batch, Rollout
 
+Layout = Literal["shared_prefix", "packed", "padded"]
 _SHORTEST = 32
 _FEWEST_TARGETS = 16
 
 
-def round_length(length: int, longest: int) -> int:
-    """The next allowed row length: 32, 48, 64, 96, 128, …, and at most `longest`.
+def round_up(count: int, smallest: int = 1) -> int:
+    """The next of smallest · (1, 1.5, 2, 3, 4, 6, …): two sizes for each doubling.
 
-    Two shapes for each doubling: a new shape is compiled for seconds to minutes, padding costs a
-    sixth of a row on average. Rows of a short task always have the one length `longest`.
-
-    Args:
-        length: tokens of the longest rollout.
-        longest: tokens that a rollout of this run can have.
+    A new shape is compiled for seconds to minutes, padding costs a sixth on average.
     """
-    assert length <= longest, (length, longest)
-    size = _SHORTEST
-    while size < length:
+    size = smallest
+    while size < count:
         half = size + size // 2
-        size = half if length <= half else 2 * size
-    return min(size, longest)
+        size = half if size < count <= half else 2 * size
+    return size
+
+
+def round_length(length: int, longest: int) -> int:
+    """The next allowed row length: 32, 48, 64, 96, 128, …, and at most `longest`."""
+    assert length <= longest, (length, longest)
+    return min(round_up(length, _SHORTEST), longest)
 
 
 def pad_rollouts(rollouts: Sequence[Rollout], *, longest: int) -> Batch:
@@ -66,27 +80,180 @@ def pad_rollouts(rollouts: Sequence[Rollout], *, longest: int) -> Batch:
     )
 
 
-def count_targets(mask: np.ndarray, longest: int) -> int:
-    """A static bound on the trained tokens of a row: 16, 32, 64, …, and at most `longest`.
+@dataclasses.dataclass(frozen=True)
+class RowPlan:
+    """Where the tokens of samples [N, T] stand in rows [R, W], and how rows are cut.
+
+    Attributes:
+        sample, column: which sample's token, and which of its tokens; sample is −1 on padding.
+        segment_ids, prefix_ids, sources: as in `Batch`.
+        micro: rows of a micro-batch; R is a multiple of it.
+    """
+
+    sample: np.ndarray  # int [R, W]
+    column: np.ndarray  # int [R, W]
+    segment_ids: np.ndarray  # int [R, W]
+    prefix_ids: np.ndarray  # int [R, W]
+    sources: np.ndarray  # int [R, W]
+    micro: int
+
+    def pack(self, samples: Batch) -> Batch:
+        """The same tokens as rows; 0 on padding. A shared prompt is taken from one sample."""
+        placed = self.sample >= 0
+        fields = {}
+        for name in samples.__dataclass_fields__:
+            values = getattr(samples, name)
+            if values is not None:
+                fields[name] = np.where(
+                    placed, values[self.sample, self.column], np.zeros((), values.dtype)
+                )
+        return Batch(
+            **fields
+            | {
+                "segment_ids": self.segment_ids,
+                "prefix_ids": self.prefix_ids,
+                "sources": self.sources,
+            }
+        )
+
+    def unpack(self, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """Values [R, W] of trained tokens back as [N, T] of samples; 0 where `mask` is False."""
+        values = np.zeros(mask.shape, rows.dtype)
+        placed = self.sample >= 0
+        values[self.sample[placed], self.column[placed]] = rows[placed]
+        return np.where(mask, values, np.zeros((), rows.dtype))
+
+    def micro_batches(self, rows: Batch) -> Iterator[Batch]:
+        """The rows in pieces of one shape; the loss does not depend on the cut."""
+        for start in range(0, self.sample.shape[0], self.micro):
+            yield take_rows(rows, slice(start, start + self.micro))
+
+
+@dataclasses.dataclass
+class _Piece:
+    """What stays together in a row: a prefix of one sample, then parts of samples after it."""
+
+    prefix: int  # tokens
+    parts: list[tuple[int, int, int]]  # sample, first and last + 1 of its tokens
+
+    @property
+    def size(self) -> int:
+        return self.prefix + sum(end - start for _, start, end in self.parts)
+
+
+def plan_rows(
+    samples: Batch,
+    *,
+    layout: Layout,
+    row_tokens: int,
+    micro_tokens: int,
+    longest: int,
+    multiple: int = 1,
+) -> RowPlan:
+    """Lay samples out in rows of one length, and rows in micro-batches of one size.
+
+    Samples without a trained token have no place in rows. What comes before a sample's first
+    trained token is its prompt; samples with the same prompt share it, as far as a row reaches.
 
     Args:
-        longest: tokens that a completion of this run can have.
+        samples: numpy arrays, a sample a row, from the left.
+        row_tokens: the longest row, unless one sample is longer; a prompt whose completions don't
+            fit is repeated in another row.
+        micro_tokens: tokens of a micro-batch, padding included; at least one row for each device.
+        longest: tokens that a sample of this run can have.
+        multiple: rows of a micro-batch are a multiple of this (devices of the data axes).
     """
-    most, size = int(mask.sum(axis=-1).max(initial=0)), _FEWEST_TARGETS
-    while size < most:
-        size *= 2
-    return min(size, longest)
+    limit = max(row_tokens, longest)
+    pieces = _pieces(samples, layout, limit)
+    width = round_length(max((piece.size for piece in pieces), default=1), limit)
+    rows = [[piece] for piece in pieces] if layout == "padded" else _best_fit(pieces, width)
+    most = max(micro_tokens // width // multiple, 1)
+    needed = -(-max(len(rows), 1) // multiple)
+    calls = -(-needed // most)
+    micro = min(round_up(-(-needed // calls)), most) * multiple
+    plan = _empty_plan(-(-max(len(rows), 1) // micro) * micro, width, micro)
+    for row, members in enumerate(rows):
+        _fill_row(plan, row, members)
+    return plan
+
+
+def _pieces(samples: Batch, layout: Layout, limit: int) -> list[_Piece]:
+    trained = samples.mask.any(axis=1)
+    starts = samples.mask.argmax(axis=1)
+    sizes = (samples.segment_ids > 0).sum(axis=1)
+    pieces: list[_Piece] = []
+    open_pieces: dict[bytes, _Piece] = {}
+    for sample in np.flatnonzero(trained):
+        start, size = int(starts[sample]), int(sizes[sample])
+        assert start > 0, "the first token of a sequence has nothing before it"
+        if layout != "shared_prefix":
+            pieces.append(_Piece(0, [(int(sample), 0, size)]))
+            continue
+        prompt = samples.tokens[sample, :start].tobytes()
+        piece = open_pieces.get(prompt)
+        if piece is None or piece.size + size - start > limit:
+            piece = open_pieces[prompt] = _Piece(start, [])
+            pieces.append(piece)
+        piece.parts.append((int(sample), start, size))
+    return pieces
+
+
+def _best_fit(pieces: list[_Piece], width: int) -> list[list[_Piece]]:
+    """Best-fit decreasing: longest first, each into the fullest row that still has room."""
+    rows: list[list[_Piece]] = []
+    room: list[int] = []
+    for piece in sorted(pieces, key=lambda piece: -piece.size):
+        fitting = [row for row, left in enumerate(room) if left >= piece.size]
+        if fitting:
+            row = min(fitting, key=room.__getitem__)
+        else:
+            row = len(rows)
+            rows.append([])
+            room.append(width)
+        rows[row].append(piece)
+        room[row] -= piece.size
+    return rows
+
+
+def _empty_plan(rows: int, width: int, micro: int) -> RowPlan:
+    zeros = lambda: np.zeros((rows, width), np.int32)  # noqa: E731 - local shorthand
+    return RowPlan(zeros() - 1, zeros(), zeros(), zeros(), zeros(), micro)
+
+
+def _fill_row(plan: RowPlan, row: int, pieces: list[_Piece]) -> None:
+    place, segment = 0, 0
+
+    def write(sample: int, start: int, end: int, *, after: int, prefix: int) -> None:
+        """Tokens start … end of a sample as the next segment; the first follows place `after`."""
+        nonlocal place, segment
+        segment += 1
+        here = slice(place, place + end - start)
+        plan.sample[row, here] = sample
+        plan.column[row, here] = np.arange(start, end)
+        plan.segment_ids[row, here] = segment
+        plan.prefix_ids[row, here] = prefix
+        plan.sources[row, here] = np.arange(place - 1, place - 1 + end - start)
+        plan.sources[row, place] = after
+        place += end - start
+
+    for piece in pieces:
+        prompt = 0
+        if piece.prefix:
+            write(piece.parts[0][0], 0, piece.prefix, after=place, prefix=0)
+            prompt = segment
+        last = place - 1
+        for sample, start, end in piece.parts:
+            write(sample, start, end, after=last if prompt else place, prefix=prompt)
+    assert place <= plan.sample.shape[1]
+
+
+def count_targets(mask: np.ndarray) -> int:
+    """A static bound on the trained tokens of a row: 16, 24, 32, 48, …, and at most its length."""
+    most = int(mask.sum(axis=-1).max(initial=0))
+    return min(round_up(most, _FEWEST_TARGETS), mask.shape[-1])
 
 
 def take_rows(batch: Batch, rows: np.ndarray | slice) -> Batch:
     """Some rows of a batch of numpy arrays; fields that are None stay None."""
     fields = {name: getattr(batch, name) for name in batch.__dataclass_fields__}
     return Batch(**{k: None if v is None else v[rows] for k, v in fields.items()})
-
-
-def micro_batches(batch: Batch, size: int) -> Iterator[Batch]:
-    """The batch in consecutive pieces of `size` rows; the loss does not depend on the split."""
-    count = batch.tokens.shape[0]
-    assert count % size == 0, (count, size)
-    for start in range(0, count, size):
-        yield take_rows(batch, slice(start, start + size))

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from jaxrl_llm.rollout.engine import Engine, EngineConfig, SamplingParams
 from jaxrl_llm.sharding.mesh import make_mesh, replicated, rows
 from jaxrl_llm.text.chat import encode_prompt
 from jaxrl_llm.text.tokenizer import Tokenizer
+from jaxrl_llm.trainers.batching import RowPlan, plan_rows
 from jaxrl_llm.trainers.evaluate import evaluate
 from jaxrl_llm.trainers.loop import Run
 from jaxrl_llm.trainers.optimizers import make_optimizer, make_schedule
@@ -31,13 +33,12 @@ from jaxrl_llm.trainers.settings import RLConfig, counting_rewards, resolve_algo
 from jaxrl_llm.trainers.show import Show
 from jaxrl_llm.trainers.state import make_train_functions
 from jaxrl_llm.trainers.update import Updater
-from jaxrl_llm.types import Prompt, Rollout
+from jaxrl_llm.types import Batch, Prompt, Rollout
 
 
 def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, Any]) -> Run:
     """A run that is ready for `loop.train`; `settings` is the config as JSON values."""
     mesh = make_mesh(config.mesh)
-    check_mesh(config, mesh.shape["data"])
     model = load(config.model.path, jnp.dtype(config.model.dtype))
     _, heldout_prompts, stream = build_data(config, model.tokenizer, model.config, directory.seed)
     trainer = build_trainer(
@@ -110,10 +111,10 @@ def build_trainer(
         put=lambda batch: jax.device_put(batch, rows(mesh)),
         state=functions.init(params),
         learning_rate=make_schedule(config.optimizer, updates),
+        plan=row_planner(config, mesh.shape["data"]),
         epochs=train.epochs,
         minibatches=train.minibatches,
-        micro_batch=train.micro_batch,
-        max_targets=sampler.max_new_tokens,
+        group_size=sampler.group_size,
         seed=seed,
         kl_coef=algorithm.kl_coef,
         entropy_coef=algorithm.entropy_coef,
@@ -164,6 +165,18 @@ def total_updates(config: RLConfig) -> int:
     return config.train.steps * config.train.epochs * config.train.minibatches
 
 
+def row_planner(config: RLConfig, devices: int) -> Callable[[Batch], RowPlan]:
+    """How this run lays samples out in rows, on so many devices of the data axis."""
+    return functools.partial(
+        plan_rows,
+        layout=config.train.layout,
+        row_tokens=config.train.row_tokens or 1024,
+        micro_tokens=config.train.micro_tokens,
+        longest=config.sampler.max_prompt_tokens + config.sampler.max_new_tokens,
+        multiple=devices,
+    )
+
+
 def engine_config(sampler) -> EngineConfig:
     """The sampler's own settings from those of the run."""
     return EngineConfig(
@@ -174,23 +187,6 @@ def engine_config(sampler) -> EngineConfig:
         max_new_tokens=sampler.max_new_tokens,
         group_size=sampler.group_size,
     )
-
-
-def check_mesh(config: RLConfig, data: int) -> None:
-    """Every micro-batch must fill the data axis."""
-    if config.train.micro_batch % data:
-        rows_total = config.train.prompts_per_step * config.sampler.group_size
-        fitting = [
-            m
-            for m in range(data, rows_total + 1, data)
-            if rows_total % (m * config.train.minibatches) == 0
-        ]
-        raise ConfigError(
-            "a micro-batch does not divide over the data axis",
-            got=f"train.micro_batch={config.train.micro_batch} on {data} devices",
-            expected=f"a multiple of {data}",
-            hint=f"--train.micro_batch={fitting[0]}" if fitting else f"--mesh.data={1}",
-        )
 
 
 def stop_ids(stop: Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:

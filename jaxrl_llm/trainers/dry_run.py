@@ -22,7 +22,7 @@ from jaxrl_llm.sharding.mesh import make_mesh
 from jaxrl_llm.text.chat import encode_prompt
 from jaxrl_llm.text.templates import with_template
 from jaxrl_llm.text.tokenizer import Tokenizer
-from jaxrl_llm.trainers.build import build_data, check_mesh, stop_ids, total_updates
+from jaxrl_llm.trainers.build import build_data, row_planner, stop_ids, total_updates
 from jaxrl_llm.trainers.build_supervised import check_context, check_micro_batch
 from jaxrl_llm.trainers.encoders import encode_examples
 from jaxrl_llm.trainers.optimizers import make_optimizer
@@ -34,7 +34,6 @@ from jaxrl_llm.types import Batch, Prompt, Rollout
 def dry_run(config: RLConfig) -> None:
     """Build abstractly, trace the update; print sizes, three prompts and canned rewards."""
     mesh = make_mesh(config.mesh)
-    check_mesh(config, mesh.shape["data"])
     model_config, tokenizer = peek(config.model.path)
     train, heldout, _ = build_data(config, tokenizer, model_config, seed=config.train.seed or 0)
     stops = stop_ids(config.sampler.stop, tokenizer)
@@ -44,7 +43,7 @@ def dry_run(config: RLConfig) -> None:
     print(f"devices    {mesh.size} × {mesh.devices.flat[0].device_kind}")
     print(f"stop ids   {', '.join(f'{i} ({tokenizer.decode([i])!r})' for i in stops)}")
     print("\nmemory, on each training device; the sampler's part on the first one")
-    for name, size in memory(config, model_config).items():
+    for name, size in memory(config, model_config, mesh.shape["data"]).items():
         print(f"  {size / 2**20:10.1f} MiB  {name}")
 
     prompts = [
@@ -94,7 +93,7 @@ def marked_text(part: Part, tokenizer: Tokenizer) -> str:
     return "".join(f"⟦{text}⟧" if i % 2 else text for i, text in enumerate(texts))
 
 
-def memory(config: RLConfig, model_config: ModelConfig) -> dict[str, int]:
+def memory(config: RLConfig, model_config: ModelConfig, devices: int) -> dict[str, int]:
     """Bytes by purpose, from the run's own shapes; tracing the update proves that it builds."""
     dtype = jnp.dtype(config.model.dtype)
     params = abstract_params(model_config, dtype)
@@ -108,19 +107,19 @@ def memory(config: RLConfig, model_config: ModelConfig) -> dict[str, int]:
     )
     state = jax.eval_shape(functions.init, params)
     grads = jax.eval_shape(functions.zeros, params)
-    width = config.sampler.max_prompt_tokens + config.sampler.max_new_tokens
-    batch = abstract_batch(config.train.micro_batch, width, algorithm.needs_ref)
+    plan = row_planner(config, devices)(longest_samples(config))
+    width = plan.sample.shape[1]
+    batch = abstract_batch(plan.micro, width, algorithm.needs_ref)
     counts = algorithm.counts(np.ones((1, 2), bool), np.ones((1, 2), np.int32))
     if not algorithm.needs_batch_stats:
-        longest = config.sampler.max_new_tokens
         jax.eval_shape(
-            lambda *arrays: functions.accumulate(*arrays, None, {}, longest),
+            lambda *arrays: functions.accumulate(*arrays, None, {}, width - 1),
             grads,
             params,
             batch,
             counts,
         )
-    tokens = config.train.micro_batch * width
+    tokens = plan.micro // devices * width
     layer = 6 * model_config.hidden_size + 4 * model_config.intermediate_size
     sampler = config.sampler
     pages = sampler.num_pages or default_num_pages(
@@ -145,6 +144,24 @@ def memory(config: RLConfig, model_config: ModelConfig) -> dict[str, int]:
     return result | {"sum": sum(result.values())}
 
 
+def longest_samples(config: RLConfig) -> Batch:
+    """A step's samples, every prompt and completion as long as they can be."""
+    sampler = config.sampler
+    prompts, length = config.train.prompts_per_step, sampler.max_prompt_tokens
+    shape = (prompts * sampler.group_size, length + sampler.max_new_tokens)
+    tokens = np.repeat(np.arange(prompts, dtype=np.int32), sampler.group_size)
+    ones = np.ones(shape, np.int32)
+    floats = np.zeros(shape, np.float32)
+    return Batch(
+        tokens=tokens[:, None] * ones,
+        positions=ones,
+        segment_ids=ones,
+        mask=np.broadcast_to(np.arange(shape[1]) >= length, shape),
+        advantages=floats,
+        logp_sampler=floats,
+    )
+
+
 def abstract_batch(rows: int, width: int, needs_ref: bool) -> Batch:
     """The shapes of a micro-batch."""
     ints = jax.ShapeDtypeStruct((rows, width), jnp.int32)
@@ -157,6 +174,8 @@ def abstract_batch(rows: int, width: int, needs_ref: bool) -> Batch:
         advantages=floats,
         logp_sampler=floats,
         logp_ref=floats if needs_ref else None,
+        prefix_ids=ints,
+        sources=ints,
     )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.presets import AlgoConfig, resolve
@@ -14,6 +14,7 @@ from jaxrl_llm.data.sources import Task
 from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.rewards.base import check_rewards
 from jaxrl_llm.sharding.mesh import MeshConfig
+from jaxrl_llm.trainers.batching import Layout
 from jaxrl_llm.trainers.optimizers import OptimizerConfig
 
 
@@ -96,8 +97,13 @@ class TrainConfig:
         prompts_per_step: prompts in a rollout batch, B.
         epochs: passes over each rollout batch.
         minibatches: optimiser updates per pass.
-        micro_batch: rows whose gradient is computed at once; changes memory and speed, never
-            the result.
+        layout: how samples lie in the rows that the model gets; changes speed, never the result.
+            "shared_prefix": the completions of a prompt stand behind one copy of it; "packed":
+            several samples a row; "padded": one.
+        row_tokens: longest row of several samples; a prompt whose completions don't fit is
+            repeated in another row. None: 1,024, or the longest sample.
+        micro_tokens: tokens, padding included, whose gradient is computed at once; changes memory
+            and speed, never the result.
         seed: of prompt order and samples; None draws one and keeps it in the run directory.
         eval_every: steps between held-out evaluations; 0 evaluates before and after only.
         checkpoint_every: steps between checkpoints; the last step is always saved.
@@ -108,7 +114,9 @@ class TrainConfig:
     prompts_per_step: int = 8
     epochs: int = 1
     minibatches: int = 1
-    micro_batch: int = 16
+    layout: Layout = "shared_prefix"
+    row_tokens: int | None = None
+    micro_tokens: int = 1024
     seed: int | None = None
     eval_every: int = 10
     checkpoint_every: int = 10
@@ -117,10 +125,20 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.seed is not None and self.seed >= 2**32:
             raise ConfigError("train.seed is too large", got=self.seed, expected="below 2³²")
+        if self.layout not in get_args(Layout):
+            raise ConfigError(
+                "unknown train.layout", got=self.layout, expected=", ".join(get_args(Layout))
+            )
+        if self.layout == "padded" and self.row_tokens is not None:
+            raise ConfigError(
+                "train.row_tokens has no effect on padded rows: they hold one sample",
+                got=self.row_tokens,
+                hint="--train.layout=packed",
+            )
         least = {"eval_every": 0, "seed": 0}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if value is not None and value < least.get(field.name, 1):
+            if isinstance(value, int) and value < least.get(field.name, 1):
                 raise ConfigError(
                     f"train.{field.name} is too small",
                     got=value,
@@ -180,18 +198,15 @@ class RLConfig:
             )
         check_rewards(self.rewards)
         check_supported(resolve_algorithm(self), self)
-        rows = self.train.prompts_per_step * self.sampler.group_size
-        part = self.train.minibatches * self.train.micro_batch
-        if rows % part:
-            fitting = [m for m in range(1, rows + 1) if rows % (self.train.minibatches * m) == 0]
-            nearest = min(fitting, key=lambda m: abs(m - self.train.micro_batch), default=None)
+        prompts, parts = self.train.prompts_per_step, self.train.minibatches
+        if prompts % parts:
+            fitting = [count for count in range(1, prompts + 1) if prompts % count == 0]
+            nearest = min(fitting, key=lambda count: abs(count - parts))
             raise ConfigError(
-                "the batch does not divide into micro-batches",
-                got=f"{self.train.prompts_per_step} prompts × {self.sampler.group_size} samples "
-                f"= {rows} rows for {self.train.minibatches} minibatch(es) of micro-batches "
-                f"of {self.train.micro_batch}",
-                expected="rows = minibatches × micro_batch × a whole number",
-                hint=f"--train.micro_batch={nearest}" if nearest else "--train.minibatches=1",
+                "the prompts of a step do not divide into minibatches",
+                got=f"train.prompts_per_step={prompts}, train.minibatches={parts}",
+                expected="minibatches of the same number of whole prompts",
+                hint=f"--train.minibatches={nearest}",
             )
 
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The jaxrl_llm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The update: a batch of rows cut into optimiser batches and micro-batches, gradients added up."""
+"""The update: samples cut into optimiser batches, laid out in rows, gradients added up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.errors import NonFinite
-from jaxrl_llm.trainers.batching import count_targets, micro_batches, take_rows
+from jaxrl_llm.trainers.batching import RowPlan, count_targets, take_rows
 from jaxrl_llm.trainers.metrics import Sums
 from jaxrl_llm.trainers.state import TrainFunctions, TrainState
 from jaxrl_llm.types import Batch
@@ -21,16 +21,17 @@ from jaxrl_llm.types import Batch
 
 @dataclasses.dataclass
 class Updater:
-    """Learns from batches of rows; holds everything that learning changes.
+    """Learns from batches of samples; holds everything that learning changes.
 
     Attributes:
         algorithm: the resolved row of `algorithms/presets.py`.
         functions: compiled programs.
         put: moves a batch of numpy arrays onto the mesh.
         learning_rate: the schedule, by updates done.
-        epochs, minibatches, micro_batch: how a batch is cut; micro-batches never change the result.
-        max_targets: trained tokens that a row can have.
-        seed: of the order of rows.
+        plan: lays samples out in rows and cuts rows into micro-batches; never changes the result.
+        epochs, minibatches: passes over a batch, and optimiser updates in each.
+        group_size: samples of a prompt, which stay in one optimiser batch.
+        seed: of the order of prompts.
         kl_coef, entropy_coef: the current values of coefficients that adapt.
     """
 
@@ -39,10 +40,10 @@ class Updater:
     put: Callable[[Batch], Batch]
     state: TrainState
     learning_rate: Callable[[int], Any]
+    plan: Callable[[Batch], RowPlan]
     epochs: int
     minibatches: int
-    micro_batch: int
-    max_targets: int
+    group_size: int
     seed: int
     kl_coef: float
     entropy_coef: float
@@ -53,15 +54,20 @@ class Updater:
         """Whether the policy moves away from the one that is being updated from."""
         return self.epochs * self.minibatches > 1
 
-    def logprobs(self, params: Any, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """Log-probabilities and entropies of the trained tokens, a micro-batch at a time."""
-        targets = count_targets(batch.mask, self.max_targets)
+    def logprobs(self, params: Any, samples: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """Log-probabilities and entropies of the trained tokens of samples, [N, T]."""
+        plan = self.plan(samples)
+        rows = plan.pack(samples)
+        targets = count_targets(rows.mask)
         parts = [
             self.functions.logprobs(params, self.put(micro), targets)
-            for micro in micro_batches(batch, self.micro_batch)
+            for micro in plan.micro_batches(rows)
         ]
-        logp, entropy = zip(*parts, strict=True)
-        return np.concatenate(jax.device_get(logp)), np.concatenate(jax.device_get(entropy))
+        logp, entropy = (
+            plan.unpack(np.concatenate(jax.device_get(values)), samples.mask)
+            for values in zip(*parts, strict=True)
+        )
+        return logp, entropy
 
     def run(self, batch: Batch, step: int) -> dict[str, float]:
         """All optimiser steps of one rollout batch; returns their metrics, averaged.
@@ -92,24 +98,25 @@ class Updater:
         return metrics
 
     def _cut(self, batch: Batch, step: int, epoch: int) -> Iterator[Batch]:
-        """The optimiser batches of an epoch: each row once, shuffled by (seed, step, epoch)."""
-        rows = batch.tokens.shape[0]
-        order = np.arange(rows)
+        """The optimiser batches of an epoch: each prompt once, shuffled by (seed, step, epoch)."""
+        samples = np.arange(batch.tokens.shape[0]).reshape(-1, self.group_size)
         if self.minibatches > 1:
-            order = np.random.default_rng((self.seed, step, epoch)).permutation(rows)
-        for part in np.split(order, self.minibatches):
-            yield take_rows(batch, part)
+            samples = np.random.default_rng((self.seed, step, epoch)).permutation(samples)
+        for part in np.split(samples, self.minibatches):
+            yield take_rows(batch, part.ravel())
 
-    def _one_update(self, batch: Batch, step: int) -> dict[str, float]:
+    def _one_update(self, samples: Batch, step: int) -> dict[str, float]:
         """One optimiser step. Counts come first, so that no split of the batch changes the loss."""
-        targets = count_targets(batch.mask, self.max_targets)
-        counts = self.algorithm.counts(batch.mask, batch.segment_ids)
         stats = None
         if self.algorithm.needs_batch_stats:
-            stats = self.algorithm.batch_stats(*self.logprobs(self.state.params, batch), batch)
+            stats = self.algorithm.batch_stats(*self.logprobs(self.state.params, samples), samples)
+        plan = self.plan(samples)
+        rows = plan.pack(samples)
+        targets = count_targets(rows.mask)
+        counts = self.algorithm.counts(rows.mask, rows.segment_ids)
         sums, coefs = Sums(), self._coefficients()
         grads = self.functions.zeros(self.state.params)
-        for micro in micro_batches(batch, self.micro_batch):
+        for micro in plan.micro_batches(rows):
             grads, (loss, metrics) = self.functions.accumulate(
                 grads, self.state.params, self.put(micro), counts, stats, coefs, targets
             )

@@ -13,7 +13,7 @@ import optax
 from jaxrl_llm.algorithms.presets import AlgoConfig, resolve
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import init_params
-from jaxrl_llm.trainers.batching import count_targets, micro_batches, pad_rollouts
+from jaxrl_llm.trainers.batching import count_targets, pad_rollouts, plan_rows
 from jaxrl_llm.trainers.state import make_train_functions
 from jaxrl_llm.types import Prompt, Reward, Rollout
 
@@ -23,7 +23,8 @@ CONFIG = ModelConfig(61, 16, 24, 2, 4, 2, 8, tie_word_embeddings=True)
 def make_rollouts(rng):
     rollouts = []
     for row in range(16):
-        prompt = Prompt(str(row // 4), tuple(rng.integers(0, 61, 3 + row % 5).tolist()), "")
+        if row % 4 == 0:
+            prompt = Prompt(str(row // 4), tuple(rng.integers(0, 61, 3 + row // 4).tolist()), "")
         size = int(rng.integers(1, 11))
         rollouts.append(
             Rollout(
@@ -40,12 +41,26 @@ def make_rollouts(rng):
     return rollouts
 
 
-def gradient(functions, algorithm, params, batch, size):
-    counts = algorithm.counts(batch.mask, batch.segment_ids)
-    targets = count_targets(batch.mask, 10)
+def gradient(functions, algorithm, params, samples, *, layout="padded", micro=1024, row=64):
+    """The gradient of an optimiser batch, added up over micro-batches of rows."""
+    plan = plan_rows(
+        samples, layout=layout, micro_tokens=micro, row_tokens=row, longest=samples.mask.shape[1]
+    )
+    rows = plan.pack(samples)
+    stats = None
+    if algorithm.needs_batch_stats:
+        targets = count_targets(rows.mask)
+        parts = [functions.logprobs(params, part, targets) for part in plan.micro_batches(rows)]
+        logp, entropy = (
+            plan.unpack(np.concatenate(jax.device_get(values)), samples.mask)
+            for values in zip(*parts, strict=True)
+        )
+        stats = algorithm.batch_stats(logp, entropy, samples)
+    counts = algorithm.counts(rows.mask, rows.segment_ids)
+    targets = count_targets(rows.mask)
     grads = functions.zeros(params)
-    for micro in micro_batches(batch, size):
-        grads, _ = functions.accumulate(grads, params, micro, counts, None, {}, targets)
+    for part in plan.micro_batches(rows):
+        grads, _ = functions.accumulate(grads, params, part, counts, stats, {}, targets)
     return grads
 
 
@@ -88,33 +103,28 @@ def main(name: str) -> None:
             logp_ref=ref,
         )
 
-    whole = gradient(functions, algorithm, params, rows(), 16)
-    result = {
-        f"micro {size}": distance(gradient(functions, algorithm, params, rows(), size), whole)
-        for size in (4, 1)
-    }
-    width = rows().tokens.shape[1]
-    result["more padding"] = distance(
-        gradient(functions, algorithm, params, rows(2 * width), 16), whole
-    )
+    def far(samples, functions=functions, **how):
+        return distance(gradient(functions, algorithm, params, samples, **how), whole)
+
+    whole = gradient(functions, algorithm, params, rows())
+    result = {f"micro of {n} rows": far(rows(), micro=18 * n) for n in (4, 1)}
+    result["more padding"] = far(rows(2 * rows().tokens.shape[1]))
+    for layout in ("packed", "shared_prefix"):
+        result[layout] = far(rows(), layout=layout)
+        result[f"{layout}, long rows"] = far(rows(), layout=layout, row=256)
+        result[f"{layout}, a row a micro-batch"] = far(rows(), layout=layout, row=32, micro=1)
     poisoned = rows()
     for field, poison in (("advantages", np.nan), ("logp_sampler", 1e9), ("logp_old", np.nan),
                           ("logp_ref", -np.inf)):  # fmt: skip
         values = np.where(poisoned.mask, getattr(poisoned, field), poison)
         poisoned = poisoned.replace(**{field: values})
-    result["NaN where masked"] = distance(
-        gradient(functions, algorithm, params, poisoned, 4), whole
-    )
+    result["NaN where masked"] = far(poisoned, micro=64)
+    result["NaN where masked, shared prompts"] = far(poisoned, layout="shared_prefix")
     keep = np.array([r.reward is not None for r in rollouts])
     without = jax.tree.map(lambda x: x[keep], rows())
-    result["row not judged = row left out"] = distance(
-        gradient(functions, algorithm, params, without, 15), whole
-    )
-    result["remat"] = distance(gradient(rematerialised, algorithm, params, rows(), 4), whole)
-    changed = rows().replace(advantages=rows().advantages * 1.01)
-    result["control: other advantages"] = distance(
-        gradient(functions, algorithm, params, changed, 16), whole
-    )
+    result["row not judged = row left out"] = far(without)
+    result["remat"] = far(rows(), rematerialised, layout="shared_prefix")
+    result["control: other advantages"] = far(rows().replace(advantages=rows().advantages * 1.01))
     print(json.dumps(result))
 
 

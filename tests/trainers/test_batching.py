@@ -5,7 +5,7 @@
 import numpy as np
 import pytest
 
-from jaxrl_llm.trainers.batching import count_targets, micro_batches, pad_rollouts, round_length
+from jaxrl_llm.trainers.batching import count_targets, pad_rollouts, plan_rows, round_length
 from jaxrl_llm.types import Prompt, Reward, Rollout
 
 EOS = 2  # also the padding token of SmolLM2
@@ -54,16 +54,96 @@ def test_row_lengths_are_few_and_never_beyond_the_longest():
     assert {round_length(length, 25) for length in range(1, 26)} == {25}
 
 
-@pytest.mark.parametrize(("most", "longest", "bound"), [(1, 4, 4), (3, 64, 16), (17, 64, 32)])
-def test_the_bound_on_trained_tokens_is_static(most, longest, bound):
-    mask = np.zeros((2, 80), bool)
-    mask[1, 5 : 5 + most] = True
-    assert count_targets(mask, longest) == bound
+@pytest.mark.parametrize(("most", "width", "bound"), [(1, 4, 4), (3, 80, 16), (17, 80, 24)])
+def test_the_bound_on_trained_tokens_is_static(most, width, bound):
+    mask = np.zeros((2, width), bool)
+    mask[1, width - most :] = True
+    assert count_targets(mask) == bound
 
 
-def test_micro_batches_hold_every_row_once():
-    batch = pad_rollouts([rollout([5], [n]) for n in range(8)], longest=8)
-    parts = list(micro_batches(batch, 2))
-    assert [part.tokens.shape[0] for part in parts] == [2, 2, 2, 2]
-    np.testing.assert_array_equal(np.concatenate([p.tokens for p in parts]), batch.tokens)
-    assert all(part.logp_old is None for part in parts)
+def ragged(rng, prompts=6, group=4, longest=40):
+    made = []
+    for _ in range(prompts):
+        prompt = rng.integers(0, 99, int(rng.integers(1, 9))).tolist()
+        for _ in range(group):
+            count = int(rng.integers(1, 20))
+            made.append(
+                rollout(prompt, rng.integers(0, 99, count).tolist(), judged=rng.random() > 0.1)
+            )
+    return pad_rollouts(made, longest=longest)
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed", "shared_prefix"])
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_hold_every_trained_token_once_after_its_own_prompt(layout, seed):
+    rng = np.random.default_rng(seed)
+    samples = ragged(rng)
+    samples = samples.replace(logp_sampler=rng.normal(size=samples.mask.shape))
+    plan = plan_rows(
+        samples,
+        layout=layout,
+        row_tokens=int(rng.choice([16, 32, 64, 256])),
+        micro_tokens=int(rng.choice([1, 64, 128])),
+        longest=40,
+        multiple=int(rng.choice([1, 2])),
+    )
+    rows = plan.pack(samples)
+    np.testing.assert_array_equal(
+        plan.unpack(rows.logp_sampler, samples.mask),
+        np.where(samples.mask, samples.logp_sampler, 0.0),
+    )
+    assert rows.mask.sum() == samples.mask.sum()
+    parts = list(plan.micro_batches(rows))
+    assert {part.tokens.shape for part in parts} == {(plan.micro, rows.tokens.shape[1])}
+    assert sum(part.mask.sum() for part in parts) == samples.mask.sum()
+    seen = set()
+    for row, column in zip(*np.nonzero(rows.mask), strict=True):
+        sample, at = plan.sample[row, column], plan.column[row, column]
+        assert (sample, at) not in seen
+        seen.add((sample, at))
+        # What the token may see, in the order of positions, is its own sample up to itself …
+        visible = (rows.segment_ids[row] == rows.segment_ids[row, column]) | (
+            (rows.segment_ids[row] == rows.prefix_ids[row, column])
+            & (rows.prefix_ids[row, column] > 0)
+        )
+        visible &= rows.positions[row] <= rows.positions[row, column]
+        order = np.flatnonzero(visible)[np.argsort(rows.positions[row][visible])]
+        np.testing.assert_array_equal(rows.tokens[row, order], samples.tokens[sample, : at + 1])
+        np.testing.assert_array_equal(rows.positions[row, order], np.arange(at + 1))
+        # … and the token before it, from whose state it is predicted, is the last of them.
+        assert rows.sources[row, column] == order[-2]
+
+
+def test_a_prompt_stands_once_before_all_its_completions():
+    samples = pad_rollouts(
+        [rollout(range(20), [7, 8, n]) for n in range(8)]
+        + [rollout(range(30, 40), [5]) for _ in range(8)],
+        longest=40,
+    )
+    shared = plan_rows(samples, layout="shared_prefix", row_tokens=64, micro_tokens=512, longest=40)
+    assert (shared.sample >= 0).sum() == 20 + 8 * 3 + 10 + 8
+    # A row too short for all of them repeats the prompt, once for each part of the group.
+    short = plan_rows(samples, layout="shared_prefix", row_tokens=32, micro_tokens=512, longest=24)
+    assert (short.sample >= 0).sum() == 2 * 20 + 8 * 3 + 10 + 8
+    packed = plan_rows(samples, layout="packed", row_tokens=64, micro_tokens=512, longest=40)
+    assert (packed.sample >= 0).sum() == 8 * 23 + 8 * 11
+    assert packed.sample.shape[0] < 16
+
+
+def test_a_batch_in_which_nothing_is_trained_still_makes_rows():
+    samples = pad_rollouts([rollout([5], [9, 3], judged=False)] * 4, longest=8)
+    plan = plan_rows(samples, layout="shared_prefix", row_tokens=64, micro_tokens=64, longest=8)
+    assert not plan.pack(samples).mask.any() and plan.sample.shape[0] >= 1
+
+
+def test_a_run_has_few_shapes_of_rows():
+    shapes = set()
+    for seed in range(300):
+        samples = ragged(np.random.default_rng(seed))
+        plan = plan_rows(
+            samples, layout="shared_prefix", row_tokens=128, micro_tokens=512, longest=40
+        )
+        shapes.add((plan.micro, plan.sample.shape[1]))
+    assert {width for _, width in shapes} <= {32, 48, 64, 96, 128}
+    assert all(micro in (1, 2, 3, 4, 6, 8, 12, 512 // width) for micro, width in shapes)
+    assert len(shapes) <= 12, shapes

@@ -213,7 +213,7 @@ def test_a_mistake_leaves_no_run_directory_and_fresh_moves_only_runs(straight, t
     for more in ([], ["--fresh"]):
         assert main([*BASE, f"--run-dir={thesis}", *more]) == 2
     assert [path.name for path in thesis.iterdir()] == ["thesis.txt"]
-    bad = ["--fresh", "--train.prompts_per_step=10000", "--train.micro_batch=1"]
+    bad = ["--fresh", "--train.prompts_per_step=10000"]
     assert main([*BASE, f"--run-dir={straight}", *bad]) == 2
     assert (straight / "DONE").exists()
     assert "Traceback" not in capsys.readouterr().err

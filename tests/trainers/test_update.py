@@ -10,8 +10,26 @@ import sys
 
 import pytest
 
+from jaxrl_llm.algorithms.presets import PRESETS, AlgoConfig, resolve
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo"])
+
+def critics(name):
+    """Rows that need what a batch of rewards alone does not hold."""
+    algorithm = resolve(AlgoConfig(name=name), group_size=4, max_tokens=10)
+    return (
+        algorithm.needs_values
+        or algorithm.needs_sum_pi_squared
+        or algorithm.needs_tasks
+        or algorithm.needs_staleness
+    )
+
+
+FULL = pytest.mark.full
+NAMES = ["grpo", "gspo"]
+NAMES += [pytest.param(n, marks=FULL) for n in PRESETS if n not in NAMES and not critics(n)]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_same_batch_same_gradient_in_float64(name):
     script = pathlib.Path(__file__).with_name("float64_update.py")
     done = subprocess.run(
