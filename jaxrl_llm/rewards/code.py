@@ -128,6 +128,11 @@ class CodeReward:
                 expected=", ".join(LANGUAGES),
             )
 
+    @property
+    def judges_alone(self) -> bool:
+        """Whether each rollout can be judged by itself, while others are still sampled."""
+        return self.judge is None or getattr(self.judge, "judges_alone", False)
+
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Reward | None]:
         """Judges completions; None where the sandbox or the judge was not available."""
         if not rollouts:

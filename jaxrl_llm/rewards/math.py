@@ -17,6 +17,7 @@ import json
 import os
 from collections.abc import Sequence
 from concurrent import futures
+from typing import ClassVar
 
 from jaxrl_llm.errors import RewardError
 from jaxrl_llm.rewards.answer import answer_text, same_answer, stated_answer
@@ -39,6 +40,8 @@ class MathReward:
     """
 
     cpu_s: float = 2.0
+
+    judges_alone: ClassVar[bool] = True
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[float | None]:
         if not rollouts:

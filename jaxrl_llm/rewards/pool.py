@@ -23,27 +23,27 @@ _PROTOCOL = pickle.HIGHEST_PROTOCOL
 
 
 class ScoringPool:
-    """Rewards of rollouts as they finish: `submit` each, then `gather` all verdicts in that order.
+    """Rewards of rollouts as they finish: `submit` each, then `gather` the verdicts on all.
 
         pool = ScoringPool(rows)
+        rollouts = []
         for rollout in engine.generate(requests):
             pool.submit(rollout)
-        rewards = pool.gather()
+            rollouts.append(rollout)
+        rewards = pool.gather(rollouts)
 
-    Each rollout is judged alone, in a worker process, by the functions that can travel there. A
-    function that can't (it holds a model on the device, say), or that has the attribute
-    `judges_together = True` because it compares rollouts, is called in `gather` with all rollouts
-    at once. The time spent in `gather` is what was not hidden behind sampling.
+    A reward travels if it has the attribute `judges_alone = True`, which says that its verdict on a
+    rollout depends on no other rollout, and can be pickled: then each rollout is judged alone, in a
+    worker process. Any other reward is called in `gather` with all rollouts at once. The time spent
+    in `gather` is what was not hidden behind sampling.
 
     Args:
         rows: as for `jaxrl_llm.rewards.base.score`.
-        workers: worker processes; by default one less than there are CPUs, and at least one.
+        workers: worker processes, started only if a reward travels; 0: none travels.
         cpu_s: CPU seconds for one rollout.
         wall_s: seconds for one rollout, for rewards that wait for something.
 
     Attributes:
-        lost: rollouts so far whose functions used up their time or ended the process; they are not
-            judged (None), and their worker is replaced.
         local: names of the rewards that are judged in this process.
     """
 
@@ -51,16 +51,20 @@ class ScoringPool:
         self,
         rows: RewardRows,
         *,
-        workers: int | None = None,
+        workers: int,
         cpu_s: float = 60.0,
         wall_s: float = 600.0,
     ):
-        count = workers or max(1, (os.cpu_count() or 1) - 1)
         self._rows = dict(rows)
-        travelling = {name: _packed(row) for name, row in self._rows.items()}
+        travelling = {name: _packed(row) if workers else None for name, row in self._rows.items()}
         self.local = tuple(name for name, packed in travelling.items() if packed is None)
         self._packed = {name: packed for name, packed in travelling.items() if packed is not None}
-        self._submitted: list[tuple[Rollout, futures.Future | None]] = []
+        self._pending: dict[int, futures.Future] = {}
+        self._workers: Workers | None = None
+        if self._packed:
+            self._start(workers, cpu_s, wall_s)
+
+    def _start(self, count: int, cpu_s: float, wall_s: float) -> None:
         self._workers = Workers(
             "jaxrl_llm.rewards.pool:judge_one",
             count=count,
@@ -73,44 +77,51 @@ class ScoringPool:
             },
         )
         self._threads = futures.ThreadPoolExecutor(count, thread_name_prefix="scoring")
-        if self._packed:
-            for _ in range(count):  # they import while the model still loads
-                self._threads.submit(self._start_one)
+        for _ in range(count):  # they import while the model still loads
+            self._threads.submit(self._start_one)
 
     @property
     def lost(self) -> int:
-        return self._workers.lost
+        """Rollouts so far whose functions used up their time or ended the process; they are not
+        judged (None), and their worker is replaced."""
+        return self._workers.lost if self._workers else 0
 
     def submit(self, rollout: Rollout) -> None:
         """Begins to score a rollout; returns at once."""
-        pending = self._threads.submit(self._judge, rollout) if self._packed else None
-        self._submitted.append((rollout, pending))
+        if self._packed:
+            self._pending[id(rollout)] = self._threads.submit(self._judge, rollout)
 
-    def gather(self) -> list[Reward | None]:
-        """Waits for the verdicts on all rollouts submitted since the last `gather`, in that order.
+    def gather(self, rollouts: Sequence[Rollout]) -> list[Reward | None]:
+        """Waits for the verdicts on these rollouts, in this order; scores what was not submitted.
 
         Raises:
             RewardError: as `score` does, or if no worker process can be started.
         """
-        submitted, self._submitted = self._submitted, []
-        rollouts = [rollout for rollout, _ in submitted]
+        if not rollouts:
+            return []
+        pending = {}
+        for rollout in rollouts:
+            if id(rollout) not in self._pending:
+                self.submit(rollout)
+            if self._packed:
+                pending[id(rollout)] = self._pending.pop(id(rollout))
         judged: dict[str, list[Reward | None]] = {name: [] for name in self._packed}
         try:
-            for _, pending in submitted:
-                verdicts = pending.result() if pending is not None else {}
+            for rollout in rollouts if self._packed else ():
+                verdicts = pending[id(rollout)].result()
                 for name in self._packed:
                     judged[name].append(verdicts[name])
         finally:
-            for _, pending in submitted:
-                if pending is not None:
-                    pending.cancel()
+            for future in pending.values():
+                future.cancel()
         judged |= judge({name: self._rows[name] for name in self.local}, rollouts)
         return combine(self._rows, judged, rollouts)
 
     def close(self) -> None:
         """Ends the worker processes."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
-        self._workers.close()
+        if self._workers is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._workers.close()
 
     def __enter__(self) -> ScoringPool:
         return self
@@ -143,7 +154,7 @@ def _packed(row: Any) -> bytes | None:
     import cloudpickle
 
     fn: RewardFn = row[0] if isinstance(row, tuple) else row
-    if getattr(fn, "judges_together", False):
+    if not getattr(fn, "judges_alone", False):
         return None
     module = sys.modules.get(getattr(fn, "__module__", None) or type(fn).__module__)
     by_value = module is not None and not _importable(module)

@@ -17,7 +17,7 @@ import os
 import pickle
 import re
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 from jaxrl_llm.errors import RewardError
 from jaxrl_llm.rewards.workers import WorkerFailed, WorkerLost, Workers
@@ -56,6 +56,8 @@ class ReasoningGymScore:
     """
 
     answer: Literal["tags", "line"] = "tags"
+
+    judges_alone: ClassVar[bool] = True
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Reward | None]:
         return [self._verdict(rollout) for rollout in rollouts]

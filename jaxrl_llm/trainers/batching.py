@@ -46,7 +46,9 @@ def round_length(length: int, longest: int) -> int:
     return min(round_up(length, _SHORTEST), longest)
 
 
-def pad_rollouts(rollouts: Sequence[Rollout], *, longest: int) -> Batch:
+def pad_rollouts(
+    rollouts: Sequence[Rollout], *, longest: int, mask_truncated: bool = False
+) -> Batch:
     """One rollout a row: prompt, completion, padding. Numpy arrays; advantages are 0.
 
     Rollouts without a verdict (`reward is None`) keep their row, but none of its tokens is trained
@@ -54,6 +56,8 @@ def pad_rollouts(rollouts: Sequence[Rollout], *, longest: int) -> Batch:
 
     Args:
         longest: tokens that a rollout of this run can have; rows are cut by `round_length`.
+        mask_truncated: nor are the tokens of completions that ended by their length (overlong
+            filtering, DAPO, https://arxiv.org/abs/2503.14476, Sec. 3.4).
     """
     sizes = [len(r.prompt.tokens) + len(r.tokens) for r in rollouts]
     width = round_length(max(sizes), longest)
@@ -67,7 +71,9 @@ def pad_rollouts(rollouts: Sequence[Rollout], *, longest: int) -> Batch:
         tokens[row, :start] = rollout.prompt.tokens
         tokens[row, start:size] = rollout.tokens
         segment_ids[row, :size] = 1
-        mask[row, start:size] = rollout.mask if rollout.reward is not None else False
+        cut_off = mask_truncated and rollout.finish_reason == "length"
+        trained = rollout.reward is not None and not cut_off
+        mask[row, start:size] = rollout.mask if trained else False
         logp_sampler[row, start:size] = rollout.logp_sampler
     positions = np.broadcast_to(np.arange(width, dtype=np.int32), shape).copy()
     return Batch(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,6 @@ from jaxrl_llm.checkpoint.pretrained import load
 from jaxrl_llm.data.pipeline import PromptStream, check_lengths, make_prompt
 from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.rewards.base import score
 from jaxrl_llm.rollout.engine import Engine, EngineConfig, SamplingParams
 from jaxrl_llm.sharding.mesh import make_mesh, replicated, rows
 from jaxrl_llm.text.chat import encode_prompt
@@ -29,11 +29,12 @@ from jaxrl_llm.trainers.loop import Run
 from jaxrl_llm.trainers.optimizers import make_optimizer, make_schedule
 from jaxrl_llm.trainers.rl import RLTrainer
 from jaxrl_llm.trainers.run_directory import RunDirectory
+from jaxrl_llm.trainers.scoring import Scorer
 from jaxrl_llm.trainers.settings import RLConfig, counting_rewards, resolve_algorithm
 from jaxrl_llm.trainers.show import Show
 from jaxrl_llm.trainers.state import make_train_functions
 from jaxrl_llm.trainers.update import Updater
-from jaxrl_llm.types import Batch, Prompt, Rollout
+from jaxrl_llm.types import Batch, Prompt
 
 
 def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, Any]) -> Run:
@@ -66,7 +67,7 @@ def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, 
         data_state=stream.get_state,
         set_data_state=stream.set_state,
         evaluate=lambda: (
-            evaluate(trainer.engine, heldout_prompts, greedy, trainer.score)
+            evaluate(trainer.engine, heldout_prompts, greedy, trainer.scorer)
             if heldout_prompts
             else ({}, [])
         ),
@@ -74,6 +75,7 @@ def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, 
             directory.path / "export", trainer.updater.state.params, model.config, model.tokenizer
         ),
         show=show,
+        release=trainer.scorer.close,
     )
 
 
@@ -121,7 +123,10 @@ def build_trainer(
         applied_entropy_coef=algorithm.entropy_coef,
     )
     return RLTrainer(
-        next_prompts=lambda: [],
+        next_prompts=lambda count, unwanted: [],
+        prompts_per_step=train.prompts_per_step,
+        rule=config.filter,
+        mask_truncated=train.mask_truncated,
         engine=engine,
         sampling=SamplingParams(
             max_tokens=sampler.max_new_tokens,
@@ -130,7 +135,7 @@ def build_trainer(
             seed=seed,
         ),
         group_size=sampler.group_size,
-        score=make_score(config, tokenizer),
+        scorer=Scorer(config.rewards, tokenizer.decode, scoring_workers(config)),
         reward_parts=tuple(counting_rewards(config.rewards)),
         updater=updater,
         to_sampler=to_sampler,
@@ -204,21 +209,7 @@ def stop_ids(stop: Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def make_score(
-    config: RLConfig, tokenizer: Tokenizer
-) -> Callable[[Sequence[Rollout]], list[Rollout]]:
-    """Rollouts → rollouts with their completion as text and their reward."""
-
-    def render(rollout: Rollout) -> Rollout:
-        tokens = rollout.tokens[:-1] if rollout.finish_reason == "stop" else rollout.tokens
-        return dataclasses.replace(rollout, completion=tokenizer.decode(tokens.tolist()))
-
-    def apply(rollouts: Sequence[Rollout]) -> list[Rollout]:
-        rendered = [render(rollout) for rollout in rollouts]
-        rewards = score(config.rewards, rendered)
-        return [
-            dataclasses.replace(rollout, reward=reward)
-            for rollout, reward in zip(rendered, rewards, strict=True)
-        ]
-
-    return apply
+def scoring_workers(config: RLConfig) -> int:
+    """Processes that score while others sample."""
+    given = config.train.reward_workers
+    return min(os.cpu_count() or 1, 8) if given is None else given

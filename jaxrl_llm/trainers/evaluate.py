@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from jaxrl_llm.rollout.engine import Engine, Request, SamplingParams
+from jaxrl_llm.trainers.scoring import Scorer
 from jaxrl_llm.types import Prompt, Rollout
 
 
@@ -16,7 +17,7 @@ def evaluate(
     engine: Engine,
     prompts: Sequence[Prompt],
     sampling: SamplingParams,
-    score: Callable[[Sequence[Rollout]], list[Rollout]],
+    scorer: Scorer,
 ) -> tuple[dict[str, float], list[Rollout]]:
     """Complete every held-out prompt once and score it.
 
@@ -31,8 +32,8 @@ def evaluate(
         for index, prompt in enumerate(prompts)
     ]
     place = {prompt.id: index for index, prompt in enumerate(prompts)}
-    done = sorted(engine.generate(requests), key=lambda rollout: place[rollout.prompt.id])
-    rollouts = score(done)
+    done = [scorer.submit(rollout) for rollout in engine.generate(requests)]
+    rollouts = scorer.finish(sorted(done, key=lambda rollout: place[rollout.prompt.id]))
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     metrics = {
         "eval/mean_length": float(np.mean([len(r.tokens) for r in rollouts])),

@@ -57,6 +57,7 @@ class Run:
         evaluate: → held-out metrics and samples.
         export: writes the HF folder and returns its path.
         show: everything that a person sees; see `monitor`.
+        release: ends the processes that the run started.
     """
 
     directory: RunDirectory
@@ -70,6 +71,7 @@ class Run:
     evaluate: Callable[[], tuple[dict[str, float], Samples]]
     export: Callable[[], Any]
     show: Any
+    release: Callable[[], None] = lambda: None
 
 
 def train(run: Run) -> int:
@@ -88,6 +90,7 @@ def train(run: Run) -> int:
     finally:
         with contextlib.suppress(KeyboardInterrupt):
             run.checkpoints.close()
+            run.release()
             run.show.close()
 
 

@@ -6,16 +6,17 @@
                   ▲                                                                   │
                   └─────────────────────────── new weights ◄──────────────────────────┘
 
-`build.py` makes the pieces, `update.py` cuts batches and adds gradients up, `loop.py` repeats the
-step, saves, evaluates and stops.
+`build.py` makes the pieces, `collect.py` says which groups are learned from, `update.py` cuts
+batches and adds gradients up, `loop.py` repeats the step, saves, evaluates and stops.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,9 @@ from jaxrl_llm.algorithms.advantages import reward_arrays
 from jaxrl_llm.errors import RewardError
 from jaxrl_llm.rollout.engine import Engine, Request, SamplingParams
 from jaxrl_llm.trainers.batching import pad_rollouts
+from jaxrl_llm.trainers.collect import GroupFilter, collect
 from jaxrl_llm.trainers.metrics import rollout_metrics
+from jaxrl_llm.trainers.scoring import Scorer
 from jaxrl_llm.trainers.update import Updater
 from jaxrl_llm.types import Batch, Prompt, Rollout
 
@@ -34,11 +37,14 @@ class RLTrainer:
     """The pieces of a run and what changes while it runs.
 
     Attributes:
-        next_prompts: the prompts of the next step.
+        next_prompts: (count, ids not wanted) → the next prompts.
+        prompts_per_step: B.
+        rule: which groups are learned from.
+        mask_truncated: completions that were cut off are judged and not trained on.
         engine: the sampler; its weights always carry the number of the step that made them.
         sampling: how completions are drawn.
         group_size: samples per prompt, G.
-        score: rollouts → rollouts with rewards and completions as text.
+        scorer: gives rollouts their text, as they finish, and their rewards.
         reward_parts: names of the rewards that count, in order.
         updater: learns from a batch of rows; holds parameters and optimiser state.
         to_sampler: moves parameters from the trainer's devices to the sampler's.
@@ -48,11 +54,14 @@ class RLTrainer:
         num_tokens: prompt and completion tokens seen since the run began.
     """
 
-    next_prompts: Callable[[], list[Prompt]]
+    next_prompts: Callable[[int, Collection[str]], list[Prompt]]
+    prompts_per_step: int
+    rule: GroupFilter
+    mask_truncated: bool
     engine: Engine
     sampling: SamplingParams
     group_size: int
-    score: Callable[[Sequence[Rollout]], list[Rollout]]
+    scorer: Scorer
     reward_parts: tuple[str, ...]
     updater: Updater
     to_sampler: Callable[[Any], Any]
@@ -67,21 +76,24 @@ class RLTrainer:
         times: dict[str, float] = {}
         start = time.perf_counter()
 
-        # ── 1 · prompts and rollouts: B prompts × G samples, in order ─────────────────────────────
-        with timed(times, "sampling"):
-            prompts = self.next_prompts()
-            rollouts = self.sample(prompts, self.sampling, self.group_size)
-            greedy = dataclasses.replace(self.sampling, temperature=0.0)
-            baseline = self.sample(prompts, greedy, 1) if algorithm.needs_greedy_baseline else []
+        # ── 1 · prompts and rollouts: B prompts × G samples, in order, judged as they finish ──────
+        prompts = self.next_prompts(self.prompts_per_step, ())
+        sample = functools.partial(self.groups, times)
+        collected = collect(prompts, sample, self.next_prompts, self.rule)
+        rollouts = collected.rollouts
 
-        # ── 2 · rewards: text rendered from tokens, verdicts attached, None = not judged ──────────
-        with timed(times, "rewards"):
-            rollouts = self.score(rollouts)
-            baseline = self.score(baseline) if baseline else []
+        # ── 2 · greedy completions of the same prompts, where they are the baseline ───────────────
+        baseline = []
+        if algorithm.needs_greedy_baseline:
+            greedy = dataclasses.replace(self.sampling, temperature=0.0)
+            prompts = [group[0].prompt for group in collected.groups]
+            baseline = self.judged(times, prompts, greedy, 1)
 
         # ── 3 · rows, and the log-probabilities that the algorithm needs before the update ────────
         with timed(times, "logprobs"):
-            batch = pad_rollouts(rollouts, longest=self.longest_row)
+            batch = pad_rollouts(
+                rollouts, longest=self.longest_row, mask_truncated=self.mask_truncated
+            )
             if updater.takes_several_updates or algorithm.needs_rollout_logp:
                 batch = batch.replace(logp_old=updater.logprobs(updater.state.params, batch)[0])
             if self.ref_params is not None:
@@ -100,24 +112,45 @@ class RLTrainer:
             self.engine.set_params(self.to_sampler(updater.state.params), self.step)
 
         self.num_tokens += sum(len(r.prompt.tokens) + len(r.tokens) for r in rollouts)
-        metrics |= rollout_metrics(rollouts, self.group_size)
+        metrics |= rollout_metrics(rollouts, self.group_size) | collected.metrics()
         metrics["num_tokens"] = float(self.num_tokens)
         metrics["step_time"] = time.perf_counter() - start
         metrics |= {f"time/{name}": seconds for name, seconds in times.items()}
         return metrics, rollouts
 
-    def sample(
-        self, prompts: Sequence[Prompt], sampling: SamplingParams, count: int
+    def groups(
+        self, times: dict[str, float], prompts: Sequence[Prompt], round_: int
+    ) -> list[list[Rollout]]:
+        """A judged group for each prompt; every round of a step draws anew."""
+        size = self.group_size
+        rollouts = self.judged(times, prompts, self.sampling, size, round_)
+        return [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
+
+    def judged(
+        self,
+        times: dict[str, float],
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        count: int,
+        round_: int = 0,
     ) -> list[Rollout]:
-        """`count` completions of each prompt, in order; draws depend on seed, step and place."""
-        first = self.step * len(prompts)
+        """`count` completions of each prompt, in order, as text and with rewards.
+
+        Draws depend on seed, step, round and place. Completions go to the scorer as they finish:
+        the time of "rewards" is what sampling did not hide.
+        """
+        first = (self.step * self.rule.rounds + round_) * self.prompts_per_step
         requests = [
             Request(prompt=prompt, n=count, params=sampling, uid=first + index)
             for index, prompt in enumerate(prompts)
         ]
         place = {prompt.id: index for index, prompt in enumerate(prompts)}
-        done = list(self.engine.generate(requests))
-        return sorted(done, key=lambda rollout: (place[rollout.prompt.id], rollout.sample))
+        with timed(times, "sampling"):
+            done = [self.scorer.submit(rollout) for rollout in self.engine.generate(requests)]
+        with timed(times, "rewards"):
+            return self.scorer.finish(
+                sorted(done, key=lambda rollout: (place[rollout.prompt.id], rollout.sample))
+            )
 
     def advantages(
         self, batch: Batch, rollouts: Sequence[Rollout], baseline: Sequence[Rollout]

@@ -15,6 +15,7 @@ from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.rewards.base import check_rewards
 from jaxrl_llm.sharding.mesh import MeshConfig
 from jaxrl_llm.trainers.batching import Layout
+from jaxrl_llm.trainers.collect import GroupFilter
 from jaxrl_llm.trainers.optimizers import OptimizerConfig
 
 
@@ -97,6 +98,8 @@ class TrainConfig:
         prompts_per_step: prompts in a rollout batch, B.
         epochs: passes over each rollout batch.
         minibatches: optimiser updates per pass.
+        mask_truncated: completions that ended by their length are judged and not trained on
+            (overlong filtering).
         layout: how samples lie in the rows that the model gets; changes speed, never the result.
             "shared_prefix": the completions of a prompt stand behind one copy of it; "packed":
             several samples a row; "padded": one.
@@ -104,6 +107,9 @@ class TrainConfig:
             repeated in another row. None: 1,024, or the longest sample.
         micro_tokens: tokens, padding included, whose gradient is computed at once; changes memory
             and speed, never the result.
+        reward_workers: processes that judge finished rollouts while others are still sampled, for
+            rewards that judge each rollout by itself (`judges_alone`); 0 judges all of them after
+            sampling; None: one for each CPU, 8 at most.
         seed: of prompt order and samples; None draws one and keeps it in the run directory.
         eval_every: steps between held-out evaluations; 0 evaluates before and after only.
         checkpoint_every: steps between checkpoints; the last step is always saved.
@@ -114,9 +120,11 @@ class TrainConfig:
     prompts_per_step: int = 8
     epochs: int = 1
     minibatches: int = 1
+    mask_truncated: bool = False
     layout: Layout = "shared_prefix"
     row_tokens: int | None = None
     micro_tokens: int = 1024
+    reward_workers: int | None = None
     seed: int | None = None
     eval_every: int = 10
     checkpoint_every: int = 10
@@ -135,10 +143,10 @@ class TrainConfig:
                 got=self.row_tokens,
                 hint="--train.layout=packed",
             )
-        least = {"eval_every": 0, "seed": 0}
+        least = {"eval_every": 0, "seed": 0, "reward_workers": 0}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, int) and value < least.get(field.name, 1):
+            if type(value) is int and value < least.get(field.name, 1):
                 raise ConfigError(
                     f"train.{field.name} is too small",
                     got=value,
@@ -184,6 +192,7 @@ class RLConfig:
     model: ModelSource = ModelSource()
     algo: AlgoConfig = AlgoConfig()
     sampler: SamplerConfig = SamplerConfig()
+    filter: GroupFilter = GroupFilter()
     optimizer: OptimizerConfig = OptimizerConfig()
     train: TrainConfig = TrainConfig()
     mesh: MeshConfig = MeshConfig()
@@ -198,6 +207,12 @@ class RLConfig:
             )
         check_rewards(self.rewards)
         check_supported(resolve_algorithm(self), self)
+        if self.filter.reward is not None and self.filter.reward not in self.rewards:
+            raise ConfigError(
+                "filter.reward names no reward of this config",
+                got=self.filter.reward,
+                expected=" or ".join(self.rewards),
+            )
         prompts, parts = self.train.prompts_per_step, self.train.minibatches
         if prompts % parts:
             fitting = [count for count in range(1, prompts + 1) if prompts % count == 0]

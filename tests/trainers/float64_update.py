@@ -107,24 +107,27 @@ def main(name: str) -> None:
         return distance(gradient(functions, algorithm, params, samples, **how), whole)
 
     whole = gradient(functions, algorithm, params, rows())
-    result = {f"micro of {n} rows": far(rows(), micro=18 * n) for n in (4, 1)}
-    result["more padding"] = far(rows(2 * rows().tokens.shape[1]))
-    for layout in ("packed", "shared_prefix"):
-        result[layout] = far(rows(), layout=layout)
-        result[f"{layout}, long rows"] = far(rows(), layout=layout, row=256)
-        result[f"{layout}, a row a micro-batch"] = far(rows(), layout=layout, row=32, micro=1)
+    shared = {"layout": "shared_prefix"}
+    result = {
+        "micro-batches of 4 rows": far(rows(), micro=4 * 18),
+        "packed": far(rows(), layout="packed"),
+        "shared prompts": far(rows(), **shared),
+        "prompts of long groups repeated, a row a micro-batch": far(
+            rows(), **shared, row=32, micro=1
+        ),
+    }
     poisoned = rows()
     for field, poison in (("advantages", np.nan), ("logp_sampler", 1e9), ("logp_old", np.nan),
                           ("logp_ref", -np.inf)):  # fmt: skip
         values = np.where(poisoned.mask, getattr(poisoned, field), poison)
         poisoned = poisoned.replace(**{field: values})
-    result["NaN where masked"] = far(poisoned, micro=64)
-    result["NaN where masked, shared prompts"] = far(poisoned, layout="shared_prefix")
+    result["NaN where masked"] = far(poisoned, **shared)
     keep = np.array([r.reward is not None for r in rollouts])
     without = jax.tree.map(lambda x: x[keep], rows())
-    result["row not judged = row left out"] = far(without)
-    result["remat"] = far(rows(), rematerialised, layout="shared_prefix")
-    result["control: other advantages"] = far(rows().replace(advantages=rows().advantages * 1.01))
+    result["row not judged = row left out"] = far(without, **shared)
+    result["remat"] = far(rows(), rematerialised, **shared)
+    others = rows().replace(advantages=rows().advantages * 1.01)
+    result["control: other advantages"] = far(others, **shared)
     print(json.dumps(result))
 
 

@@ -47,6 +47,12 @@ def test_a_rollout_without_a_verdict_keeps_its_row_and_trains_nothing():
     assert batch.mask.sum(axis=1).tolist() == [2, 0]
 
 
+def test_cut_off_completions_are_left_out_only_when_asked():
+    rows = [rollout([5], [9, 3], "length"), rollout([5], [9, EOS])]
+    assert pad_rollouts(rows, longest=8).mask.sum(axis=1).tolist() == [2, 2]
+    assert pad_rollouts(rows, longest=8, mask_truncated=True).mask.sum(axis=1).tolist() == [0, 2]
+
+
 def test_row_lengths_are_few_and_never_beyond_the_longest():
     shapes = {round_length(length, 1000) for length in range(1, 1001)}
     assert shapes == {32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1000}

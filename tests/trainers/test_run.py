@@ -20,10 +20,12 @@ BASE = ["--config=tiny_grpo.py", "--mesh.data=1", "--train.seed=3"]
 
 
 def start(run_dir, *more):
-    """A run in a process of its own, with the test session's compilation cache."""
+    """A run in a process of its own, with the test session's devices and compilation cache.
+
+    The number of CPU devices decides how XLA cuts work over threads, so last bits depend on it.
+    """
     env = {
         **os.environ,
-        "XLA_FLAGS": "",
         "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",
     }

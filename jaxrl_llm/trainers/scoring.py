@@ -1,0 +1,50 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Rollouts → text and rewards, as far as possible while the sampler still works."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from jaxrl_llm.rewards.base import RewardRows
+from jaxrl_llm.rewards.pool import ScoringPool
+from jaxrl_llm.types import Rollout
+
+
+class Scorer:
+    """Renders completions and judges them by the rewards of a run.
+
+    Args:
+        rewards: as for `jaxrl_llm.rewards.base.score`.
+        decode: tokens → text.
+        workers: as for `jaxrl_llm.rewards.pool.ScoringPool`.
+    """
+
+    def __init__(self, rewards: RewardRows, decode: Callable[[list[int]], str], workers: int):
+        self._decode = decode
+        self._pool = ScoringPool(rewards, workers=workers)
+
+    @property
+    def lost(self) -> int:
+        """Rollouts so far that are not judged because their reward ran out of time or died."""
+        return self._pool.lost
+
+    def submit(self, rollout: Rollout) -> Rollout:
+        """The rollout with its completion as text; its scoring begins, if it can."""
+        tokens = rollout.tokens[:-1] if rollout.finish_reason == "stop" else rollout.tokens
+        rendered = dataclasses.replace(rollout, completion=self._decode(tokens.tolist()))
+        self._pool.submit(rendered)
+        return rendered
+
+    def finish(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        """Submitted rollouts with their rewards, in this order; waits for the missing verdicts."""
+        rewards = self._pool.gather(rollouts)
+        return [
+            dataclasses.replace(rollout, reward=reward)
+            for rollout, reward in zip(rollouts, rewards, strict=True)
+        ]
+
+    def close(self) -> None:
+        """Ends the processes that judge."""
+        self._pool.close()
