@@ -92,6 +92,8 @@ class Batch:
         logp_old: log-probability at the start of the update, or None for a single on-policy update
             (the ratio is then exactly 1, with its gradient).
         logp_ref: log-probability under the reference policy, or None when it is not used.
+        values: what the critic expected before each token, and
+        returns: what it should have expected; None without a critic.
         prefix_ids: the segment of the prompt that a completion follows and sees, 0 elsewhere; None
             where every sequence is one segment.
         sources: where in its row the token before each token stands; None: one to the left.
@@ -105,5 +107,7 @@ class Batch:
     logp_sampler: Rows  # float [N, T]
     logp_old: Rows | None = None  # float [N, T]
     logp_ref: Rows | None = None  # float [N, T]
+    values: Rows | None = None  # float [N, T]
+    returns: Rows | None = None  # float [N, T]
     prefix_ids: Rows | None = None  # int [N, T]
     sources: Rows | None = None  # int [N, T]

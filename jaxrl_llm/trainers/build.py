@@ -13,9 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.checkpoint.huggingface import save_folder
 from jaxrl_llm.checkpoint.manager import CheckpointManager
 from jaxrl_llm.checkpoint.pretrained import load
+from jaxrl_llm.checkpoint.score_folder import is_score_folder, load_score_folder
 from jaxrl_llm.data.pipeline import PromptStream, check_lengths, make_prompt
 from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.models.config import ModelConfig
@@ -24,6 +26,7 @@ from jaxrl_llm.sharding.mesh import make_mesh, replicated, rows
 from jaxrl_llm.text.chat import encode_prompt
 from jaxrl_llm.text.tokenizer import Tokenizer
 from jaxrl_llm.trainers.batching import RowPlan, plan_rows
+from jaxrl_llm.trainers.critic import Critic, make_critic_functions
 from jaxrl_llm.trainers.evaluate import evaluate
 from jaxrl_llm.trainers.loop import Run
 from jaxrl_llm.trainers.optimizers import make_optimizer, make_schedule
@@ -33,7 +36,7 @@ from jaxrl_llm.trainers.scoring import Scorer
 from jaxrl_llm.trainers.settings import RLConfig, counting_rewards, resolve_algorithm
 from jaxrl_llm.trainers.show import Show
 from jaxrl_llm.trainers.state import make_train_functions
-from jaxrl_llm.trainers.update import Updater
+from jaxrl_llm.trainers.update import Passes, Updater
 from jaxrl_llm.types import Batch, Prompt
 
 
@@ -72,7 +75,7 @@ def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, 
             else ({}, [])
         ),
         export=lambda: save_folder(
-            directory.path / "export", trainer.updater.state.params, model.config, model.tokenizer
+            directory.path / "export", trainer.updater.params, model.config, model.tokenizer
         ),
         show=show,
         release=trainer.scorer.close,
@@ -107,17 +110,25 @@ def build_trainer(
     engine = Engine(model_config, to_sampler(params), engine_config(sampler))
     params = jax.device_put(params, replicated(mesh))
     ref_params = jax.tree.map(jnp.copy, params) if algorithm.needs_ref else None
-    updater = Updater(
-        algorithm=algorithm,
-        functions=functions,
+    # How both the policy and the critic go through a batch.
+    passes = Passes(
         put=lambda batch: jax.device_put(batch, rows(mesh)),
-        state=functions.init(params),
-        learning_rate=make_schedule(config.optimizer, updates),
         plan=row_planner(config, mesh.shape["data"]),
         epochs=train.epochs,
         minibatches=train.minibatches,
         group_size=sampler.group_size,
         seed=seed,
+    )
+    critic = None
+    if algorithm.needs_values:
+        critic = build_critic(config, algorithm, model_config, params, mesh, passes)
+    updater = Updater(
+        algorithm=algorithm,
+        functions=functions,
+        policy=functions.init(params),
+        learning_rate=make_schedule(config.optimizer, updates),
+        passes=passes,
+        critic=critic,
         kl_coef=algorithm.kl_coef,
         entropy_coef=algorithm.entropy_coef,
         applied_entropy_coef=algorithm.entropy_coef,
@@ -141,6 +152,53 @@ def build_trainer(
         to_sampler=to_sampler,
         ref_params=ref_params,
         longest_row=sampler.max_prompt_tokens + sampler.max_new_tokens,
+    )
+
+
+def build_critic(
+    config: RLConfig,
+    algorithm: Algorithm,
+    model_config: ModelConfig,
+    params: Any,
+    mesh: jax.sharding.Mesh,
+    passes: Passes,
+) -> Critic:
+    """A critic that starts from the policy's parameters, from another model, or a reward model."""
+    path, dtype = config.critic.path, jnp.dtype(config.model.dtype)
+    decoder_vocabulary = model_config.vocab_size
+    score = {"weight": jnp.zeros((1, model_config.hidden_size), dtype)}
+    decoder = params
+    if path is not None and is_score_folder(path):
+        model = load_score_folder(path, dtype)
+        model_config, decoder, score = model.config, model.params["decoder"], model.params["score"]
+    elif path is not None:
+        other = load(path, dtype)
+        model_config, decoder = other.config, other.params
+        score = {"weight": jnp.zeros((1, model_config.hidden_size), dtype)}
+    if score["weight"].shape[0] != 1:
+        raise ConfigError(
+            "the critic's folder is not that of a reward model",
+            got=f"{score['weight'].shape[0]} scores a token in {path}",
+            expected="one",
+        )
+    if model_config.vocab_size < decoder_vocabulary:
+        raise ConfigError(
+            "the critic does not know all tokens of the policy",
+            got=f"{model_config.vocab_size} tokens in {path}",
+            expected=f"at least {decoder_vocabulary}",
+        )
+    functions = make_critic_functions(
+        model_config, algorithm, config.critic, remat=config.model.remat
+    )
+    # The output head says nothing of values: it is left out, and what the policy gives is copied.
+    decoder = {name: value for name, value in decoder.items() if name != "head"}
+    first = jax.device_put({"decoder": decoder, "score": score}, replicated(mesh))
+    return Critic(
+        algorithm=algorithm,
+        functions=functions,
+        state=functions.init(jax.tree.map(jnp.copy, first)),
+        passes=passes,
+        warmup_steps=config.critic.warmup_steps,
     )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.types import Prompt, Rollout
@@ -36,10 +36,6 @@ class GroupFilter:
     reward: str | None = None
 
     def __post_init__(self) -> None:
-        if self.refill not in get_args(Refill):
-            raise ConfigError(
-                "unknown filter.refill", got=self.refill, expected=", ".join(get_args(Refill))
-            )
         if self.refill == "off" and (self.max_rounds, self.reward) != (8, None):
             raise ConfigError(
                 "filter.max_rounds and filter.reward have no effect without dynamic sampling",

@@ -19,17 +19,14 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
-from jaxrl_llm.algorithms.advantages import reward_arrays
-from jaxrl_llm.errors import RewardError
 from jaxrl_llm.rollout.engine import Engine, Request, SamplingParams
 from jaxrl_llm.trainers.batching import pad_rollouts
 from jaxrl_llm.trainers.collect import GroupFilter, collect
+from jaxrl_llm.trainers.credit import credit
 from jaxrl_llm.trainers.metrics import rollout_metrics
 from jaxrl_llm.trainers.scoring import Scorer
 from jaxrl_llm.trainers.update import Updater
-from jaxrl_llm.types import Batch, Prompt, Rollout
+from jaxrl_llm.types import Prompt, Rollout
 
 
 @dataclasses.dataclass
@@ -95,12 +92,22 @@ class RLTrainer:
                 rollouts, longest=self.longest_row, mask_truncated=self.mask_truncated
             )
             if updater.takes_several_updates or algorithm.needs_rollout_logp:
-                batch = batch.replace(logp_old=updater.logprobs(updater.state.params, batch)[0])
+                batch = batch.replace(logp_old=updater.logprobs(updater.params, batch)[0])
             if self.ref_params is not None:
                 batch = batch.replace(logp_ref=updater.logprobs(self.ref_params, batch)[0])
+            if updater.critic is not None:
+                batch = batch.replace(values=updater.critic.values(batch))
 
         # ── 4 · advantages: one a token, statistics over the whole batch ──────────────────────────
-        batch = batch.replace(advantages=self.advantages(batch, rollouts, baseline))
+        batch = credit(
+            batch,
+            rollouts,
+            baseline,
+            algorithm,
+            group_size=self.group_size,
+            reward_parts=self.reward_parts,
+            kl_coef=updater.kl_coef,
+        )
 
         # ── 5 · update: epochs × minibatches optimiser steps, gradients summed over micro-batches ─
         with timed(times, "update"):
@@ -109,7 +116,7 @@ class RLTrainer:
         # ── 6 · the sampler gets the new weights ──────────────────────────────────────────────────
         with timed(times, "sampling"):
             self.step += 1
-            self.engine.set_params(self.to_sampler(updater.state.params), self.step)
+            self.engine.set_params(self.to_sampler(updater.params), self.step)
 
         self.num_tokens += sum(len(r.prompt.tokens) + len(r.tokens) for r in rollouts)
         metrics |= rollout_metrics(rollouts, self.group_size) | collected.metrics()
@@ -152,25 +159,6 @@ class RLTrainer:
                 sorted(done, key=lambda rollout: (place[rollout.prompt.id], rollout.sample))
             )
 
-    def advantages(
-        self, batch: Batch, rollouts: Sequence[Rollout], baseline: Sequence[Rollout]
-    ) -> np.ndarray:
-        """One advantage a token, from the whole batch; 0 for rollouts that were not judged."""
-        algorithm = self.updater.algorithm
-        rewards, valid = reward_arrays(values(rollouts), self.group_size)
-        inputs: dict[str, Any] = {"valid": valid}
-        if algorithm.needs_greedy_baseline:
-            greedy, judged = reward_arrays(values(baseline), 1)
-            inputs |= {"greedy_rewards": greedy[:, 0], "valid": valid & judged}
-        if algorithm.needs_reward_parts:
-            parts = [r.reward.parts if r.reward else {} for r in rollouts]
-            table = [[row.get(name, 0.0) for name in self.reward_parts] for row in parts]
-            inputs["reward_parts"] = np.array(table).reshape(*rewards.shape, -1)
-        if algorithm.needs_rollout_logp:
-            inputs |= {"logp": batch.logp_old, "logp_ref": batch.logp_ref}
-            inputs["kl_coef"] = self.updater.kl_coef
-        return np.asarray(algorithm.advantages(rewards, batch.mask, **inputs), np.float32)
-
     def host_state(self) -> dict[str, Any]:
         """What a checkpoint holds beside the arrays of `updater.state`, as JSON values."""
         coefs = {name: getattr(self.updater, name) for name in _COEFFICIENTS}
@@ -181,25 +169,10 @@ class RLTrainer:
         self.step, self.num_tokens = state["step"], state["num_tokens"]
         for name in _COEFFICIENTS:
             setattr(self.updater, name, state[name])
-        self.engine.set_params(self.to_sampler(self.updater.state.params), self.step)
+        self.engine.set_params(self.to_sampler(self.updater.params), self.step)
 
 
-_LARGEST_REWARD = 1e15
 _COEFFICIENTS = ("kl_coef", "entropy_coef", "applied_entropy_coef")
-
-
-def values(rollouts: Sequence[Rollout]) -> list[float | None]:
-    """The reward of each rollout, None where no verdict could be formed."""
-    rewards = [None if rollout.reward is None else rollout.reward.value for rollout in rollouts]
-    largest = max((abs(reward) for reward in rewards if reward is not None), default=0.0)
-    if largest > _LARGEST_REWARD:
-        raise RewardError(
-            "a reward is too large: the squares of its group's spread overflow float32",
-            got=f"{largest:g}",
-            expected=f"at most {_LARGEST_REWARD:g} in magnitude",
-            hint="a smaller weight",
-        )
-    return rewards
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.presets import AlgoConfig, resolve
@@ -16,6 +16,7 @@ from jaxrl_llm.rewards.base import check_rewards
 from jaxrl_llm.sharding.mesh import MeshConfig
 from jaxrl_llm.trainers.batching import Layout
 from jaxrl_llm.trainers.collect import GroupFilter
+from jaxrl_llm.trainers.critic import CriticConfig
 from jaxrl_llm.trainers.optimizers import OptimizerConfig
 
 
@@ -133,10 +134,6 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.seed is not None and self.seed >= 2**32:
             raise ConfigError("train.seed is too large", got=self.seed, expected="below 2³²")
-        if self.layout not in get_args(Layout):
-            raise ConfigError(
-                "unknown train.layout", got=self.layout, expected=", ".join(get_args(Layout))
-            )
         if self.layout == "padded" and self.row_tokens is not None:
             raise ConfigError(
                 "train.row_tokens has no effect on padded rows: they hold one sample",
@@ -194,6 +191,7 @@ class RLConfig:
     sampler: SamplerConfig = SamplerConfig()
     filter: GroupFilter = GroupFilter()
     optimizer: OptimizerConfig = OptimizerConfig()
+    critic: CriticConfig = CriticConfig()
     train: TrainConfig = TrainConfig()
     mesh: MeshConfig = MeshConfig()
     monitor: MonitorConfig = MonitorConfig()
@@ -248,7 +246,6 @@ def resolve_algorithm(config: RLConfig) -> Algorithm:
 def check_supported(algorithm: Algorithm, config: RLConfig) -> None:
     """Refuses an algorithm whose inputs this trainer can't give it, or a setting without effect."""
     missing = {
-        "a critic": algorithm.needs_values,
         "the sum of squared probabilities of each distribution": algorithm.needs_sum_pi_squared,
         "several tasks in one batch": algorithm.needs_tasks,
         "the age of each token": algorithm.needs_staleness,
@@ -265,6 +262,15 @@ def check_supported(algorithm: Algorithm, config: RLConfig) -> None:
             "algo.target_kl ends the epochs over a rollout early, but there is only one",
             got=f"train.epochs={config.train.epochs}",
             hint="--train.epochs=4",
+        )
+    if not algorithm.needs_values and config.critic != CriticConfig():
+        raise ConfigError(
+            f"{algorithm.name} has no critic: critic.* has no effect", hint="--algo.name=ppo"
+        )
+    if config.critic.warmup_steps >= config.train.steps:
+        raise ConfigError(
+            "the critic's warm-up is as long as the run",
+            got=f"critic.warmup_steps={config.critic.warmup_steps} of {config.train.steps} steps",
         )
     weights = algorithm.settings.get("reward_weights")
     rewards = counting_rewards(config.rewards)

@@ -97,7 +97,7 @@ def test_the_unshaped_reward_decides_and_unjudged_samples_do_not():
 
 @pytest.mark.parametrize(
     "settings",
-    [{"refill": "more"}, {"reward": "right"}, {"refill": "prompts", "max_rounds": 1}],
+    [{"reward": "right"}, {"max_rounds": 3}, {"refill": "prompts", "max_rounds": 1}],
 )
 def test_settings_without_effect_or_sense_are_refused(settings):
     with pytest.raises(ConfigError):

@@ -9,8 +9,8 @@ import pytest
 from jaxrl_llm.algorithms.presets import PRESETS
 from jaxrl_llm.train import main
 
-DEFAULT = ("dr_grpo", "rloo", "gspo", "remax")
-NOT_TRAINABLE_YET = {"ppo", "otb", "otb_tools", "agentrl"}
+DEFAULT = ("dr_grpo", "gspo", "ppo", "remax")
+NOT_TRAINABLE_YET = {"otb", "otb_tools", "agentrl"}
 
 
 def gain(run_dir, name, seed, *more):
@@ -54,3 +54,33 @@ def test_kl_in_the_reward_adapts_its_coefficient_and_epochs_end_early(tmp_path):
     rows = [json.loads(x) for x in (tmp_path / "kl" / "metrics.jsonl").read_text().splitlines()]
     rows = [row for row in rows if "reward" in row]
     assert all(row["epochs"] < 3 for row in rows[1:]), [row["epochs"] for row in rows]
+
+
+def test_the_critic_waits_for_no_one_and_the_policy_for_the_critic(tmp_path):
+    more = ["--critic.warmup_steps=2", "--train.steps=4", "--train.minibatches=2"]
+    gain(tmp_path / "ppo", "ppo", 1, *more)
+    rows = [json.loads(x) for x in (tmp_path / "ppo" / "metrics.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if "reward" in row]
+    assert ["loss" in row for row in rows] == [False, False, True, True]
+    assert all(row["value/loss"] >= 0 and "value/explained_variance" in row for row in rows)
+    # A critic whose head is 0 at first has explained nothing, and then learns the mean.
+    assert rows[0]["value/mean"] == 0.0 and rows[3]["value/mean"] > 0.0
+
+
+def test_dropped_groups_are_sampled_again_and_counted(tmp_path):
+    more = ["--filter.refill=prompts", "--filter.max_rounds=3", "--train.mask_truncated=True"]
+    gain(tmp_path / "dapo", "dapo", 1, *more, "--train.steps=3", "--sampler.max_new_tokens=1")
+    rows = [json.loads(x) for x in (tmp_path / "dapo" / "metrics.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if "reward" in row]
+    assert any(row["sampling/groups_dropped"] > 0 for row in rows)
+    assert all(1 <= row["sampling/rounds"] <= 3 for row in rows)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["--critic.learning_rate=1", "--filter.reward=digits", "--filter.max_rounds=4"],
+)
+def test_settings_without_effect_are_refused(wrong, tmp_path, capsys):
+    run_dir = tmp_path / "run"
+    assert main(["--config=tiny_grpo.py", "--mesh.data=1", wrong, f"--run-dir={run_dir}"]) == 2
+    assert "no effect" in capsys.readouterr().err and not run_dir.exists()
