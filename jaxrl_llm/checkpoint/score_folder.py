@@ -100,15 +100,6 @@ def padding_id(tokenizer: Tokenizer) -> int:
     raise ModelError("the tokenizer has no token to pad with that does not end replies")
 
 
-def is_score_folder(folder: str | pathlib.Path) -> bool:
-    """Whether this is a folder whose config.json names a model that scores."""
-    path = pathlib.Path(folder) / "config.json"
-    if not path.is_file():
-        return False
-    names = read_json(path).get("architectures") or [""]
-    return str(names[0]).endswith(tuple(_KINDS.values()))
-
-
 def load_score_folder(folder: str | pathlib.Path, dtype: DTypeLike = jnp.float32) -> ScoringModel:
     """A HF classification folder with one label a sequence, or two a token.
 

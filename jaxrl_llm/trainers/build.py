@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -168,7 +169,7 @@ def build_critic(
     decoder_vocabulary = model_config.vocab_size
     score = {"weight": jnp.zeros((1, model_config.hidden_size), dtype)}
     decoder = params
-    if path is not None and is_score_folder(path):
+    if path is not None and is_score_folder(pathlib.Path(path)):
         model = load_score_folder(path, dtype)
         model_config, decoder, score = model.config, model.params["decoder"], model.params["score"]
     elif path is not None:
