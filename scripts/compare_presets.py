@@ -62,9 +62,10 @@ def draw(rows: dict[str, list[dict]], path: pathlib.Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
     panels = (("eval/accuracy", "held-out accuracy, greedy"), ("reward", "training reward"))
     for axis, (metric, title) in zip(axes, panels, strict=True):
-        for name, metrics in rows.items():
+        # Thick lines first: rows that agree stay visible below each other.
+        for width, (name, metrics) in zip(range(2 * len(rows), 0, -2), rows.items(), strict=True):
             points = [(row["step"], row[metric]) for row in metrics if metric in row]
-            axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name)
+            axis.plot(*zip(*points, strict=True), lw=width, marker="o", label=name)
         axis.set(title=title, xlabel="step", ylim=(0, 1))
         axis.grid(alpha=0.3)
     axes[0].legend(loc="lower right")
