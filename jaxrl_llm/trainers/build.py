@@ -19,6 +19,7 @@ from jaxrl_llm.checkpoint.huggingface import save_folder
 from jaxrl_llm.checkpoint.manager import CheckpointManager
 from jaxrl_llm.checkpoint.pretrained import load
 from jaxrl_llm.checkpoint.score_folder import is_score_folder, load_score_folder
+from jaxrl_llm.data.curriculum import CurriculumStream, make_stream
 from jaxrl_llm.data.pipeline import PromptStream, check_lengths, make_prompt
 from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.models.config import ModelConfig
@@ -47,9 +48,8 @@ def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, 
     model = load(config.model.path, jnp.dtype(config.model.dtype))
     _, heldout_prompts, stream = build_data(config, model.tokenizer, model.config, directory.seed)
     trainer = build_trainer(
-        config, model.config, model.params, model.tokenizer, mesh, directory.seed
+        config, model.config, model.params, model.tokenizer, mesh, directory.seed, stream
     )
-    trainer.next_prompts = stream.next
     greedy = dataclasses.replace(trainer.sampling, temperature=0.0)
     show = Show(
         directory.path,
@@ -59,6 +59,11 @@ def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, 
         heldout_count=len(heldout_prompts),
         seed=directory.seed,
     )
+
+    def set_data_state(state: dict[str, Any]) -> None:
+        stream.set_state(state["prompts"])
+        show.health.set_state(state["health"])
+
     return Run(
         directory=directory,
         trainer=trainer,
@@ -68,8 +73,8 @@ def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, 
         total_steps=config.train.steps,
         eval_every=config.train.eval_every,
         checkpoint_every=config.train.checkpoint_every,
-        data_state=stream.get_state,
-        set_data_state=stream.set_state,
+        data_state=lambda: {"prompts": stream.get_state(), "health": show.health.get_state()},
+        set_data_state=set_data_state,
         evaluate=lambda: (
             evaluate(trainer.engine, heldout_prompts, greedy, trainer.scorer)
             if heldout_prompts
@@ -90,8 +95,9 @@ def build_trainer(
     tokenizer: Tokenizer,
     mesh: jax.sharding.Mesh,
     seed: int,
+    stream: PromptStream | CurriculumStream,
 ) -> RLTrainer:
-    """The trainer over given parameters, which it takes over; the caller sets its prompts."""
+    """The trainer over given parameters, which it takes over."""
     sampler, train = config.sampler, config.train
     algorithm = resolve_algorithm(config)
     updates = total_updates(config)
@@ -135,7 +141,7 @@ def build_trainer(
         applied_entropy_coef=algorithm.entropy_coef,
     )
     return RLTrainer(
-        next_prompts=lambda count, unwanted: [],
+        stream=stream,
         prompts_per_step=train.prompts_per_step,
         rule=config.filter,
         mask_truncated=train.mask_truncated,
@@ -205,14 +211,16 @@ def build_critic(
 
 def build_data(
     config: RLConfig, tokenizer: Tokenizer, model_config: ModelConfig, seed: int
-) -> tuple[Sequence[Any], list[Prompt], PromptStream]:
+) -> tuple[Sequence[Any], list[Prompt], PromptStream | CurriculumStream]:
     """Training records, held-out prompts and the prompt stream; all lengths checked."""
     train, heldout = config.task.load()
 
     def encode(prompt):
         return encode_prompt(prompt, tokenizer)
 
-    stream = PromptStream(train, encode, seed=seed, batch=config.train.prompts_per_step)
+    stream = make_stream(
+        train, encode, config.curriculum, seed=seed, batch=config.train.prompts_per_step
+    )
     heldout_prompts = [make_prompt(record, encode) for record in heldout]
     limits = (
         config.sampler.max_prompt_tokens,

@@ -60,17 +60,22 @@ class Collected:
         groups: one list of rollouts per place of the batch.
         filtered: whether groups could be dropped at all.
         rounds: how often was sampled.
-        dropped: ids of the prompts whose groups were dropped, one entry a group.
+        dropped: groups that were dropped.
     """
 
     groups: list[list[Rollout]]
     filtered: bool
     rounds: int
-    dropped: list[str]
+    dropped: list[list[Rollout]]
 
     @property
     def rollouts(self) -> list[Rollout]:
         return [rollout for group in self.groups for rollout in group]
+
+    @property
+    def sampled(self) -> list[Rollout]:
+        """All rollouts, dropped groups included."""
+        return self.rollouts + [rollout for group in self.dropped for rollout in group]
 
     def metrics(self) -> dict[str, float]:
         """Of dynamic sampling, where it is on."""
@@ -96,13 +101,14 @@ def collect(
         next_prompts: (count, ids that the batch already holds) → so many prompts more.
     """
     groups = sample(prompts, 0)
-    rounds, dropped = 1, []
+    rounds = 1
+    dropped: list[list[Rollout]] = []
     while rule.refill != "off" and rounds < rule.max_rounds:
         places = [i for i, group in enumerate(groups) if not informative(group, rule.reward)]
         if not places:
             break
         again = [groups[place][0].prompt for place in places]
-        dropped += [prompt.id for prompt in again]
+        dropped += [groups[place] for place in places]
         if rule.refill == "prompts":
             kept = {group[0].prompt.id for i, group in enumerate(groups) if i not in places}
             again = next_prompts(len(places), kept)

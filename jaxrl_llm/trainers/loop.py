@@ -53,7 +53,8 @@ class Run:
         total_steps: when the run is done.
         eval_every: steps between held-out evaluations; 0 means before and after only.
         checkpoint_every: steps between checkpoints; the last step is always saved.
-        data_state, set_data_state: position in the data, as JSON values.
+        data_state, set_data_state: position in the data, as JSON values, and what else goes on from
+            where it was.
         evaluate: → held-out metrics and samples.
         export: writes the HF folder and returns its path.
         show: everything that a person sees; see `monitor`.

@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
+from jaxrl_llm.data.curriculum import CurriculumStream
+from jaxrl_llm.data.pipeline import PromptStream
 from jaxrl_llm.rollout.engine import Engine, Request, SamplingParams
 from jaxrl_llm.trainers.batching import pad_rollouts
 from jaxrl_llm.trainers.collect import GroupFilter, collect
@@ -34,7 +36,7 @@ class RLTrainer:
     """The pieces of a run and what changes while it runs.
 
     Attributes:
-        next_prompts: (count, ids not wanted) → the next prompts.
+        stream: the prompts; it hears how their rollouts were judged.
         prompts_per_step: B.
         rule: which groups are learned from.
         mask_truncated: completions that were cut off are judged and not trained on.
@@ -51,7 +53,7 @@ class RLTrainer:
         num_tokens: prompt and completion tokens seen since the run began.
     """
 
-    next_prompts: Callable[[int, Collection[str]], list[Prompt]]
+    stream: PromptStream | CurriculumStream
     prompts_per_step: int
     rule: GroupFilter
     mask_truncated: bool
@@ -74,10 +76,11 @@ class RLTrainer:
         start = time.perf_counter()
 
         # ── 1 · prompts and rollouts: B prompts × G samples, in order, judged as they finish ──────
-        prompts = self.next_prompts(self.prompts_per_step, ())
+        prompts = self.stream.next(step=self.step)
         sample = functools.partial(self.groups, times)
-        collected = collect(prompts, sample, self.next_prompts, self.rule)
+        collected = collect(prompts, sample, self.more_prompts, self.rule)
         rollouts = collected.rollouts
+        self.stream.update(collected.sampled)
 
         # ── 2 · greedy completions of the same prompts, where they are the baseline ───────────────
         baseline = []
@@ -120,10 +123,15 @@ class RLTrainer:
 
         self.num_tokens += sum(len(r.prompt.tokens) + len(r.tokens) for r in rollouts)
         metrics |= rollout_metrics(rollouts, self.group_size) | collected.metrics()
+        metrics |= self.stream.metrics()
         metrics["num_tokens"] = float(self.num_tokens)
         metrics["step_time"] = time.perf_counter() - start
         metrics |= {f"time/{name}": seconds for name, seconds in times.items()}
         return metrics, rollouts
+
+    def more_prompts(self, count: int, held: Collection[str]) -> list[Prompt]:
+        """Prompts for the places of dropped groups."""
+        return self.stream.next(count, step=self.step, without=held)
 
     def groups(
         self, times: dict[str, float], prompts: Sequence[Prompt], round_: int

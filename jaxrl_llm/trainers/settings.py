@@ -10,8 +10,10 @@ from typing import Any, Literal
 
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.presets import AlgoConfig, resolve
+from jaxrl_llm.data.curriculum import CurriculumConfig
 from jaxrl_llm.data.sources import Task
 from jaxrl_llm.errors import ConfigError
+from jaxrl_llm.monitor.health import HealthConfig
 from jaxrl_llm.rewards.base import check_rewards
 from jaxrl_llm.sharding.mesh import MeshConfig
 from jaxrl_llm.trainers.batching import Layout
@@ -192,9 +194,11 @@ class RLConfig:
     filter: GroupFilter = GroupFilter()
     optimizer: OptimizerConfig = OptimizerConfig()
     critic: CriticConfig = CriticConfig()
+    curriculum: CurriculumConfig = CurriculumConfig()
     train: TrainConfig = TrainConfig()
     mesh: MeshConfig = MeshConfig()
     monitor: MonitorConfig = MonitorConfig()
+    health: HealthConfig = HealthConfig()
 
     def __post_init__(self) -> None:
         if not callable(getattr(self.task, "load", None)):

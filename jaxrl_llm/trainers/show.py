@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.monitor.health import AlarmsWriter, Health, alarm_line, measure
 from jaxrl_llm.monitor.progress import Progress, banner, emit, summary
 from jaxrl_llm.monitor.report import write_report
 from jaxrl_llm.monitor.samples import SamplesWriter
@@ -29,6 +30,9 @@ class Show:
         model_config: for the banner.
         heldout_count: held-out prompts.
         seed: the run's seed.
+
+    Attributes:
+        health: what watches over the run.
     """
 
     def __init__(
@@ -51,6 +55,8 @@ class Show:
             config=settings,
         )
         self._samples = SamplesWriter(run_dir)
+        self._alarms = AlarmsWriter(run_dir)
+        self.health = Health(config.health)
         self._progress = Progress(config.train.steps, evaluates=heldout_count > 0)
 
     def start(self, step: int) -> None:
@@ -58,6 +64,7 @@ class Show:
         last = step if step else -1
         self._metrics.truncate(last)
         self._samples.truncate(last)
+        self._alarms.truncate(last)
         devices = jax.devices()
         emit(
             banner(
@@ -86,9 +93,14 @@ class Show:
         self._samples.write(step, [render(rollout, split="heldout") for rollout in kept])
 
     def step(self, step: int, metrics: Mapping[str, Any], rollouts: Sequence[Rollout]) -> None:
-        """One training step: a row, a line, some samples (whole groups first)."""
+        """One training step: a row, a line, its alarms, some samples (whole groups first)."""
+        metrics = {**metrics, **measure(rollouts)}
         self._metrics.write(step, metrics)
         self._progress.update(step, metrics)
+        alarms = self.health.observe(step, metrics)
+        self._alarms.write(alarms)
+        for alarm in alarms:
+            emit(alarm_line(alarm))
         kept = rollouts[: self.config.monitor.samples_per_step]
         self._samples.write(step, [render(rollout, split="train") for rollout in kept])
 
@@ -117,6 +129,7 @@ class Show:
     def close(self) -> None:
         self._metrics.close()
         self._samples.close()
+        self._alarms.close()
 
 
 def finished_text(run_dir: pathlib.Path, result: Mapping[str, Any]) -> str:
