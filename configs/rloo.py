@@ -5,7 +5,7 @@
 Command:    python -m jaxrl_llm.train --config=rloo.py
 Hardware:   two CPU cores, 8 GiB of memory
 Time:       about four minutes of training
-Expect:     EXPECT
+Expect:     held-out accuracy from 22.7 % to 80.0 % in the first 12 steps (seed 1)
 Overrides:  --train.steps=40
             --algo.kl_coef=0.01
             --sampler.group_size=4
