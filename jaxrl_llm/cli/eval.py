@@ -37,6 +37,7 @@ def _run(args: Sequence[str] | None) -> int:
         prog="python -m jaxrl_llm.cli.eval",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("model", help="a model, such as runs/sft/export")
     parser.add_argument("--config", required=True, help="whose held-out data are used")

@@ -23,6 +23,7 @@ from jaxrl_llm.models.transformer import forward, logits
 from jaxrl_llm.trainers.learner import Bounds
 from jaxrl_llm.trainers.preference import mismatched, pairs_of, preference_loss
 from jaxrl_llm.trainers.reward import sequence_scores, step_reward_loss
+from jaxrl_llm.trainers.sft import sft_loss
 from jaxrl_llm.trainers.supervised_settings import (
     FitConfig,
     PreferenceConfig,
@@ -187,6 +188,18 @@ def test_preference_loss_is_its_parts_put_together():
     nll = -sum(token[np.isin(rows.segment_ids[0], (1, 3))]) / 3
     kl = np.sum(np.where(rows.mask[0], (token + 4.0) ** 2 / 2, 0)) / 8
     np.testing.assert_allclose(value, dpo + 0.5 * nll + 0.3 * kl, rtol=1e-5)
+
+
+def test_fine_tuning_losses_by_hand():
+    units = [unit(("ab", "cd")), unit(("q", "rst"))]
+    rows = on_device(lay_out([units, []], 16, 2))
+    logp = np.asarray(jax.nn.log_softmax(logits(PARAMS, HIDDEN(rows), CONFIG)), np.float64)[0]
+    token = np.array([logp[t - 1, rows.tokens[0, t]] for t in np.flatnonzero(rows.mask[0])])
+    assert len(token) == 5
+    for kind, by_hand in (("nll", -token.mean()), ("dft", -(np.exp(token) * token).mean())):
+        loss = jax.jit(sft_loss(CONFIG, kind=kind, remat=False), static_argnums=4)
+        value, _ = loss(PARAMS, rows, {"tokens": np.float32(5)}, {}, Bounds(16, 1))
+        np.testing.assert_allclose(value, by_hand, rtol=1e-5)
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
