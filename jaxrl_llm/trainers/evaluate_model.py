@@ -17,8 +17,9 @@ import numpy as np
 from jaxrl_llm.checkpoint.pretrained import load
 from jaxrl_llm.errors import ConfigError, DataError
 from jaxrl_llm.rollout.engine import Engine, Request, SamplingParams
-from jaxrl_llm.trainers.build import build_data, engine_config, make_score, stop_ids
+from jaxrl_llm.trainers.build import build_data, engine_config, scoring_workers, stop_ids
 from jaxrl_llm.trainers.build_supervised import gather, make_trainer
+from jaxrl_llm.trainers.scoring import Scorer
 from jaxrl_llm.trainers.settings import RLConfig
 from jaxrl_llm.types import Rollout
 
@@ -83,8 +84,12 @@ def sample(config: RLConfig, path: str, samples: int, seed: int) -> list[Rollout
         for index, prompt in enumerate(heldout)
     ]
     place = {prompt.id: index for index, prompt in enumerate(heldout)}
-    done = sorted(engine.generate(requests), key=lambda r: (place[r.prompt.id], r.sample))
-    return make_score(config, model.tokenizer)(done)
+    scorer = Scorer(config.rewards, model.tokenizer.decode, scoring_workers(config))
+    try:
+        done = [scorer.submit(rollout) for rollout in engine.generate(requests)]
+        return scorer.finish(sorted(done, key=lambda r: (place[r.prompt.id], r.sample)))
+    finally:
+        scorer.close()
 
 
 def reward_metrics(

@@ -286,7 +286,7 @@ class PreferenceTrainer:
     def reference(self) -> tuple[Any, Any]:
         """The reference that is in memory, as (trained, frozen): under an adapter, its base."""
         if self.updater.frozen is not None:
-            return None, self.updater.frozen
+            return None, self.updater.frozen if self.fixed_ref is None else self.fixed_ref
         moving = self.updater.state.ref
         return (self.fixed_ref if moving is None else moving), None
 
