@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The jaxrl_llm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Attention over pages of a key/value cache."""
+"""Attention over pages of a key/value cache, and over a dense view of them."""
 
 from __future__ import annotations
 
@@ -82,3 +82,41 @@ def paged_attention(
     _, total, out = jax.lax.fori_loop(first, blocks, one_block, start)
     out = (out / total[..., None]).astype(q.dtype)
     return out.transpose(0, 3, 1, 2, 4).reshape(rows, count, heads, hd)
+
+
+def view_attention(
+    q: Float[Array, "S H hd"],
+    k: Float[Array, "S K hd W"],
+    v: Float[Array, "S K W hd"],
+    positions: Int[Array, " S"],
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+) -> Float[Array, "S H hd"]:
+    """`paged_attention` of one query per sequence, over keys and values in a dense view.
+
+    W is a multiple of 64. Columns beyond a query's position may hold anything finite; a query's
+    result is the same to the last bit for every W and S (on a CPU, S a multiple of 16).
+    """
+    rows, heads, hd = q.shape
+    kv_heads, width = v.shape[1:3]
+    wide = accumulation_dtype(q.dtype)
+    q = q.reshape(rows, kv_heads, heads // kv_heads, hd)
+    scores = jnp.einsum("skgd,skdw->skgw", q, k, preferred_element_type=wide)
+    scores = scores * (hd**-0.5 if scale is None else scale)
+    if softcap is not None:
+        scores = softcap * jnp.tanh(scores / softcap)
+    at = jnp.arange(width, dtype=positions.dtype)[None, :]
+    allowed = at <= positions[:, None]
+    if window is not None:
+        allowed &= at > positions[:, None] - window
+    allowed = allowed[:, None, None, :]
+    scores = jnp.where(allowed, scores, jnp.finfo(wide).min)
+    top = jnp.max(scores, axis=-1, keepdims=True)
+    weights = jnp.where(allowed, jnp.exp(scores - top), 0.0)
+    # In two steps: XLA sums long rows in an order that depends on their length.
+    blocks = weights.reshape(*weights.shape[:-1], -1, KEYS_PER_BLOCK)
+    total = jnp.sum(jnp.sum(blocks, axis=-1), axis=-1)
+    out = jnp.einsum("skgw,skwd->skgd", weights.astype(q.dtype), v, preferred_element_type=wide)
+    return (out / total[..., None]).astype(q.dtype).reshape(rows, heads, hd)

@@ -15,23 +15,32 @@ on tokens and never on time.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.errors import ConfigError, NonFinite, RequestError
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.transformer import Params, unstack_layers
+from jaxrl_llm.models.transformer import Params
 from jaxrl_llm.rollout.kv_cache import copy_pages, default_num_pages, init_pages
 from jaxrl_llm.rollout.layout import decode_slots, prefill_chunks
+from jaxrl_llm.rollout.placement import Placement
 from jaxrl_llm.rollout.programs import decode, prefill
 from jaxrl_llm.rollout.sampling import SamplingParams
 from jaxrl_llm.rollout.scheduler import NULL_PAGE, Admission, Request, Sample, Scheduler
+from jaxrl_llm.rollout.weights import Form, pack
 from jaxrl_llm.types import Rollout
 
-MIN_ROWS = 8  # of any program: products with one row, and norms of few, have other last bits
-MIN_FEWER_ROWS = 16
+# Rows of every program are a multiple: XLA's CPU code for other numbers of rows, and for one row,
+# adds in another order, so a sample's last bits would depend on its company.
+ROW_MULTIPLE = 16
+FREE_SHARE = 16  # one slot of so many must be free before those who wait are let in
+STOP_STRING_STEPS = 8  # between two looks at the text, where stop strings are wanted
+POOL_TOKENS = 512  # of prompt and of completion, for which the default pool has room in every slot
 WORTH_FEWER_ROWS = 16  # steps that must remain before the host turns to a program of fewer rows
 
 __all__ = ["Engine", "EngineConfig", "EngineStats", "Request", "SamplingParams"]
@@ -46,10 +55,17 @@ class EngineConfig:
         max_new_tokens: the most tokens of a completion.
         slots: sequences decoded at a time.
         page_size: tokens in a page of the cache.
-        num_pages: pages in all; None: enough that groups fill every slot (`default_num_pages`).
+        num_pages: pages in all; None: enough that groups of requests of up to 512 + 512 tokens
+            fill every slot (`default_num_pages`).
         group_size: samples per prompt that the default pool is made for.
         decode_steps: the most tokens per slot between two looks of the host.
-        prefill_tokens: prompt tokens computed at a time (more suits an accelerator).
+        prefill_tokens: prompt tokens computed at a time (more suits an accelerator); on a CPU
+            a multiple of 16, so that a prompt's numbers don't depend on it.
+        weights: "native", as they are handed over; "bfloat16", rounded; "int8", each row of a
+            matrix rounded to 8 bits, and what it is multiplied with, too: the log-probabilities
+            are then those of another model, so training needs a correction.
+        attention: "pages" reads the cache through block tables, "view" through a dense copy of
+            the running rows (`view.py`); "auto" is the view on a CPU.
     """
 
     max_prompt_tokens: int
@@ -60,11 +76,15 @@ class EngineConfig:
     group_size: int = 1
     decode_steps: int = 64
     prefill_tokens: int = 64
+    weights: Literal["native", "bfloat16", "int8"] = "native"
+    attention: Literal["auto", "view", "pages"] = "auto"
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            least = {"num_pages": 2, "prefill_tokens": MIN_ROWS}.get(field.name, 1)
+            if isinstance(value, str):
+                continue
+            least = {"num_pages": 2, "prefill_tokens": 8}.get(field.name, 1)
             if value is not None and value < least:
                 raise ConfigError(f"bad {field.name}", got=value, expected=f"≥ {least}")
 
@@ -77,9 +97,10 @@ class EngineStats:
         decode_steps: steps of the decode loop.
         decoded_slots: slots computed in them, idle ones included: the work that was done.
         useful_tokens: tokens that ended up in rollouts.
-        prefill_tokens: prompt tokens prefilled (once per group).
+        prefill_tokens: tokens prefilled (a prompt once per group; preempted samples again).
         prefill_slots: places computed for them, padding included.
         copied_pages: partial pages copied for samples of a group.
+        preempted: samples that lost their pages to others for a while.
         decode_calls: times the host started the decode loop.
         peak_pages: the most pages in use at a time.
         programs: distinct programs (by shape) that were needed, so compiled at most once each.
@@ -91,6 +112,7 @@ class EngineStats:
     prefill_tokens: int = 0
     prefill_slots: int = 0
     copied_pages: int = 0
+    preempted: int = 0
     decode_calls: int = 0
     peak_pages: int = 0
     programs: int = 0
@@ -107,7 +129,10 @@ class EngineStats:
         return EngineStats(**{**counts, "peak_pages": self.peak_pages})
 
 
-_unstack = jax.jit(lambda params: jax.tree.map(lambda x: x.copy(), unstack_layers(params)))
+@functools.partial(jax.jit, static_argnames=("form", "dtype"))
+def _pack(params: Params, form: Form, dtype: str | None) -> Params:
+    cast = (lambda x: x.copy()) if dtype is None else (lambda x: x.astype(dtype))
+    return pack(jax.tree.map(cast, params), form)
 
 
 class Engine:
@@ -118,29 +143,43 @@ class Engine:
         params: its parameters in the stacked layout of `models.transformer`; copied.
         config: sizes.
         version: the number that every token drawn from these weights carries.
+        decode_text: from a completion's tokens to its text; only stop strings need it.
     """
 
     def __init__(
-        self, model_config: ModelConfig, params: Params, config: EngineConfig, *, version: int = 0
+        self,
+        model_config: ModelConfig,
+        params: Params,
+        config: EngineConfig,
+        *,
+        version: int = 0,
+        decode_text: Callable[[Sequence[int]], str] | None = None,
     ):
+        self._decode_text = decode_text
         self.model_config, self.config = model_config, config
-        self.num_pages = config.num_pages or default_num_pages(
-            slots=config.slots,
-            page_size=config.page_size,
-            max_prompt_tokens=config.max_prompt_tokens,
-            max_new_tokens=config.max_new_tokens,
-            group_size=config.group_size,
-        )
+        self.num_pages = config.num_pages or _default_pool(config)
         self.stats = EngineStats()
         self._programs: set[tuple] = set()
         self._generating = False
         self._table_width = -(
             -(config.max_prompt_tokens + config.max_new_tokens) // config.page_size
         )
+        self._dtype = "bfloat16" if config.weights == "bfloat16" else None
+        dtype = jnp.dtype(self._dtype or params["embed"].dtype)
+        on_cpu = jax.default_backend() == "cpu"
+        self._form: Form = "left" if on_cpu and jnp.finfo(dtype).bits >= 32 else "plain"
+        if config.weights == "int8":
+            self._form = "int8"
         self._params: Params | None = None
         self.set_params(params, version)
-        self._pages = init_pages(
-            model_config, self.num_pages, config.page_size, params["embed"].dtype
+        self._pages = init_pages(model_config, self.num_pages, config.page_size, dtype)
+        self._placement = Placement(
+            model_config,
+            dtype,
+            table_width=self._table_width,
+            page_size=config.page_size,
+            viewed=config.attention == "view" or (config.attention == "auto" and on_cpu),
+            count_program=self._count_program,
         )
 
     def set_params(self, params: Params, version: int) -> None:
@@ -150,7 +189,7 @@ class Engine:
         caller may donate its own. The old ones are freed first.
         """
         self._params = None
-        self._params = _unstack(params)
+        self._params = _pack(params, self._form, self._dtype)
         self.version = version
 
     def check(self, request: Request) -> None:
@@ -170,6 +209,14 @@ class Engine:
                 f"{name} has a token outside the vocabulary",
                 got=max(prompt.tokens, key=abs),
                 expected=f"0 .. {self.model_config.vocab_size - 1}",
+            )
+        biased = [token for token, _ in request.params.logit_bias]
+        if biased and not 0 <= min(biased) <= max(biased) < self.model_config.vocab_size:
+            raise RequestError(f"{name} biases a token outside the vocabulary", got=biased)
+        if request.params.stop_strings and self._decode_text is None:
+            raise RequestError(
+                f"{name} has stop strings, but the engine can't read tokens",
+                hint="Engine(…, decode_text=tokenizer.decode)",
             )
         context = self.model_config.max_position_embeddings
         for what, got, most, hint in (
@@ -212,6 +259,9 @@ class Engine:
             for request in requests:
                 scheduler.add(request)
             while scheduler.has_work:
+                preempted = scheduler.grow()
+                self.stats.preempted += len(preempted)
+                self._placement.forget(preempted)
                 admission = scheduler.admit()
                 self.stats.peak_pages = max(self.stats.peak_pages, scheduler.allocator.used)
                 self._prefill(admission)
@@ -220,6 +270,7 @@ class Engine:
                     yield _rollout(sample, reason)
         finally:
             self._generating = False
+            self._placement.clear()
 
     # ---- one round ----
 
@@ -229,7 +280,7 @@ class Engine:
             admission.prefills, self.config.prefill_tokens, self._table_width
         ):
             self._count_program("prefill")
-            self._pages = prefill(self._params, self.model_config, self._pages, chunk)
+            self._pages = prefill(self._params, self.model_config, self._form, self._pages, chunk)
             self.stats.prefill_tokens += tokens
             self.stats.prefill_slots += self.config.prefill_tokens
         size = self.config.slots
@@ -246,56 +297,120 @@ class Engine:
         running = list(scheduler.running)
         rows, fewer = self._rows(len(running))
         if scheduler.has_waiting:
-            leave_at = len(running) - 1
+            leave_at = len(running) - max(1, self.config.slots // FREE_SHARE)
         else:
             longest = max(sample.last_position - sample.position for sample in running)
             leave_at = fewer if longest >= WORTH_FEWER_ROWS else 0
-        slots = decode_slots(running, rows, self._table_width)
-        steps = min(self.config.decode_steps, self.config.max_new_tokens)
-        self._count_program("decode", rows, steps)
-        version = self.version
-        self._pages, *out = decode(
-            self._params, self.model_config, self._pages, slots, np.int32(leave_at), steps=steps
+        steps = self._steps
+        self._pages = self._placement.place(running, rows, steps, self._pages)
+        version, placement = self.version, self._placement
+        cache, tables = placement.cache(self._pages)
+        width = placement.width if tables is None else 0
+        edited = any(sample.request.params.edits for sample in running)
+        matching = any(sample.request.params.stop_strings for sample in running)
+        self._count_program("decode", rows, steps, width, edited)
+        cache, *out = decode(
+            self._params,
+            self.model_config,
+            self._form,
+            cache,
+            tables,
+            decode_slots(placement.rows),
+            np.int32(max(leave_at, 0)),
+            np.int32(STOP_STRING_STEPS if matching else steps),
+            steps=steps,
+            edited=edited,
         )
+        self._pages = placement.keep(cache, self._pages)
         tokens, logps, drawn = jax.device_get(out)
         self.stats.decode_calls += 1
         self.stats.decode_steps += int(drawn.max())
         self.stats.decoded_slots += int(drawn.max()) * rows
         self.stats.useful_tokens += int(drawn.sum())
         ended = []
-        for row, sample in enumerate(running):
+        for row, sample in enumerate(placement.rows):
+            if sample is None:
+                continue
             count = int(drawn[row])
+            before = len(sample.tokens)
             sample.tokens += tokens[row, :count].tolist()
             sample.logps += logps[row, :count].tolist()
             sample.versions += [version] * count
             if not np.isfinite(logps[row, :count]).all():
                 raise NonFinite("the model gave logits that are not finite numbers")
-            if sample.tokens[-1] in sample.request.params.stop_ids:
+            if (sample.request.params.stop_strings and self._cut(sample, before)) or sample.tokens[
+                -1
+            ] in sample.request.params.stop_ids:
                 ended.append((sample, "stop"))
             elif sample.position >= sample.last_position:
                 ended.append((sample, "length"))
         return ended
 
+    def _cut(self, sample: Sample, before: int) -> bool:
+        """Whether a token drawn since completes a stop string; what comes after it is dropped.
+
+        Every token is looked at, whatever the decode calls: only tokens decide.
+        """
+        params = sample.request.params
+        for count in range(max(before, params.min_tokens - 1, 0) + 1, len(sample.tokens) + 1):
+            text = self._decode_text(sample.tokens[:count])
+            if any(stop in text for stop in params.stop_strings):
+                self.stats.useful_tokens -= len(sample.tokens) - count
+                for values in (sample.tokens, sample.logps, sample.versions):
+                    del values[count:]
+                return True
+        return False
+
     def _scheduler(self) -> Scheduler:
         config = self.config
-        return Scheduler(slots=config.slots, page_size=config.page_size, num_pages=self.num_pages)
+        return Scheduler(
+            slots=config.slots,
+            page_size=config.page_size,
+            num_pages=self.num_pages,
+            ahead=self._steps,
+        )
 
     def _rows(self, running: int) -> tuple[int, int]:
         """Rows of the decode program for so many samples, and of the next smaller one (or 0).
 
-        Programs have all the slots' rows, a quarter of them, and so on down to 16: the tail of the
-        work costs what it holds. XLA's CPU code sums small arrays in an order of its own for every
-        shape; from 16 rows on, at the width of SmolLM2 or more, a sample's numbers were the same to
-        the last bit for any number of rows.
+        Programs have all the slots' rows, half of them, and so on down to 16: the tail of the work
+        costs what it holds.
         """
-        rows = max(MIN_ROWS, self.config.slots)
-        while rows // 4 >= max(MIN_FEWER_ROWS, running):
-            rows //= 4
-        return rows, rows // 4 if rows // 4 >= MIN_FEWER_ROWS else 0
+        rows = _round_up(self.config.slots)
+        while rows > ROW_MULTIPLE and _round_up(rows // 2) >= running:
+            rows = _round_up(rows // 2)
+        return rows, _round_up(rows // 2) if rows > ROW_MULTIPLE else 0
+
+    @property
+    def _steps(self) -> int:
+        return min(self.config.decode_steps, self.config.max_new_tokens)
 
     def _count_program(self, *shape: object) -> None:
         self._programs.add(shape)
         self.stats.programs = len(self._programs)
+
+
+def _default_pool(config: EngineConfig) -> int:
+    """Pages that fill every slot with requests of up to 512 + 512 tokens, or one of the longest:
+    what could be asked for beyond that costs no memory until it is, and then samples wait."""
+    sizes = {"page_size": config.page_size, "group_size": config.group_size}
+    usual = default_num_pages(
+        slots=config.slots,
+        max_prompt_tokens=min(config.max_prompt_tokens, POOL_TOKENS),
+        max_new_tokens=min(config.max_new_tokens, POOL_TOKENS),
+        **sizes,
+    )
+    longest = default_num_pages(
+        slots=1,
+        max_prompt_tokens=config.max_prompt_tokens,
+        max_new_tokens=config.max_new_tokens,
+        **sizes,
+    )
+    return max(usual, longest)
+
+
+def _round_up(rows: int) -> int:
+    return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
 def _rollout(sample: Sample, reason: str) -> Rollout:

@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from jaxrl_llm.rollout.programs import DecodeSlots, PrefillChunk
-from jaxrl_llm.rollout.sampling import MAX_STOP_IDS
+from jaxrl_llm.rollout.sampling import MAX_BIASES, MAX_STOP_IDS, Filters
 from jaxrl_llm.rollout.scheduler import NULL_PAGE, Sample
 
 ROW_TOKENS = 16
@@ -70,33 +70,50 @@ def _prefill_chunk(parts: list, size: int, rows: int, columns: int, width: int) 
     )
 
 
-def decode_slots(running: list[Sample], rows: int, width: int) -> DecodeSlots:
-    """The running samples as rows of arrays, the rest idle."""
-    assert 0 < len(running) <= rows, (len(running), rows)
+def block_tables(samples: list[Sample | None], width: int) -> np.ndarray:
+    """Block tables of rows; the null page where there is no sample or no page."""
+    tables = np.full((len(samples), width), NULL_PAGE, np.int32)
+    for row, sample in enumerate(samples):
+        if sample is not None:
+            pages = sample.pages[:width]
+            tables[row, : len(pages)] = pages
+    return tables
 
-    def column(values: list, dtype: type, fill: object = 0) -> np.ndarray:
-        out = np.full(rows, fill, dtype)
-        out[: len(values)] = values
-        return out
 
-    tables = np.full((rows, width), NULL_PAGE, np.int32)
-    stop_ids = np.full((rows, MAX_STOP_IDS), -1, np.int32)
-    for row, sample in enumerate(running):
-        tables[row, : len(sample.pages)] = sample.pages
-        ids = sample.request.params.stop_ids
-        stop_ids[row, : len(ids)] = ids
-    params = [sample.request.params for sample in running]
+def decode_slots(samples: list[Sample | None]) -> DecodeSlots:
+    """Samples as rows of arrays; None: an idle row."""
+    stop_ids = np.full((len(samples), MAX_STOP_IDS), -1, np.int32)
+    bias_ids = np.full((len(samples), MAX_BIASES), -1, np.int32)
+    biases = np.zeros((len(samples), MAX_BIASES), np.float32)
+    for row, sample in enumerate(samples):
+        if sample is not None:
+            params = sample.request.params
+            stop_ids[row, : len(params.stop_ids)] = params.stop_ids
+            for i, (token, bias) in enumerate(params.logit_bias):
+                bias_ids[row, i], biases[row, i] = token, bias
+
+    def column(value: Callable[[Sample], object], dtype: type, fill: object = 0) -> np.ndarray:
+        return np.array([fill if s is None else value(s) for s in samples], dtype)
+
     return DecodeSlots(
-        tables=tables,
-        token=column([s.next_input for s in running], np.int32),
-        position=column([s.position for s in running], np.int32),
-        active=column([True] * len(running), np.bool_, False),
-        write_from=column([len(s.request.prompt.tokens) for s in running], np.int32),
-        last_position=column([s.last_position for s in running], np.int32),
-        temperature=column([p.temperature for p in params], np.float32, 1.0),
-        top_p=column([p.top_p for p in params], np.float32, 1.0),
+        token=column(lambda s: s.next_input, np.int32),
+        position=column(lambda s: s.position, np.int32),
+        active=np.array([s is not None for s in samples], np.bool_),
+        write_from=column(lambda s: s.prefilled, np.int32),
+        last_position=column(lambda s: s.last_position, np.int32),
+        filters=Filters(
+            temperature=column(lambda s: s.request.params.temperature, np.float32, 1.0),
+            top_p=column(lambda s: s.request.params.top_p, np.float32, 1.0),
+            top_k=column(lambda s: min(s.request.params.top_k, 2**31 - 1), np.int32),
+            min_p=column(lambda s: s.request.params.min_p, np.float32),
+        ),
         stop_ids=stop_ids,
-        seed=column([p.seed for p in params], np.uint32),
-        uid=column([s.request.uid for s in running], np.uint32),
-        sample=column([s.index for s in running], np.uint32),
+        bias_ids=bias_ids,
+        biases=biases,
+        stop_from=column(
+            lambda s: len(s.request.prompt.tokens) + s.request.params.min_tokens - 1, np.int32
+        ),
+        seed=column(lambda s: s.request.params.seed, np.uint32),
+        uid=column(lambda s: s.request.uid, np.uint32),
+        sample=column(lambda s: s.index, np.uint32),
     )

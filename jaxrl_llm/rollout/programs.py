@@ -3,7 +3,7 @@
 """The two programs that run the model over pages: prefill a chunk of prompts, decode some steps.
 
 Both are compiled once per shape. What differs from call to call (tables, positions, temperatures,
-stop ids, seeds, when to leave the loop) are array arguments. Pages are donated and come back.
+stop ids, seeds, when to leave the loop) are array arguments. The cache is donated and comes back.
 """
 
 from __future__ import annotations
@@ -18,12 +18,21 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.paged_attention import paged_attention
+from jaxrl_llm.models.paged_attention import paged_attention, view_attention
 from jaxrl_llm.models.rotary import rotary_tables
 from jaxrl_llm.models.transformer import Params, block, embed_tokens, final_hidden, logits
 from jaxrl_llm.rollout.kv_cache import KVPages, page_slots, write_tokens
-from jaxrl_llm.rollout.sampling import position_uniforms, sample_tokens, sequence_keys
+from jaxrl_llm.rollout.sampling import (
+    Filters,
+    edit_logits,
+    position_uniforms,
+    sample_tokens,
+    sequence_keys,
+)
+from jaxrl_llm.rollout.view import write_view
+from jaxrl_llm.rollout.weights import Form, views
 
+Cache = tuple[tuple[Float[Array, "..."], Float[Array, "..."]], ...]  # KVPages or KVView
 Rows = jax.Array | np.ndarray  # the host makes them as numpy, the programs see device arrays
 
 
@@ -32,25 +41,28 @@ class DecodeSlots:
     """One row per slot; a row that is not active computes along and changes nothing.
 
     Attributes:
-        tables: block tables.
         token: the last token of the sequence, whose successor is drawn next.
         position: its position.
         active: whether the row holds a sequence.
-        write_from: positions below it are never written (the prompt: its pages may be shared).
+        write_from: positions below it are never written (they were prefilled).
         last_position: position of the last token that may be drawn.
+        filters: temperature and what else decides the set drawn from.
         stop_ids: padded with −1.
+        bias_ids, biases: logits to change, ids padded with −1.
+        stop_from: no stop id is drawn at positions below it.
         seed, uid, sample: what the draws depend on, beside the position.
     """
 
-    tables: Int[Rows, "S M"]
     token: Int[Rows, " S"]
     position: Int[Rows, " S"]
     active: Bool[Rows, " S"]
     write_from: Int[Rows, " S"]
     last_position: Int[Rows, " S"]
-    temperature: Float[Rows, " S"]
-    top_p: Float[Rows, " S"]
+    filters: Filters
     stop_ids: Int[Rows, "S E"]
+    bias_ids: Int[Rows, "S B"]
+    biases: Float[Rows, "S B"]
+    stop_from: Int[Rows, " S"]
     seed: UInt[Rows, " S"]
     uid: UInt[Rows, " S"]
     sample: UInt[Rows, " S"]
@@ -82,35 +94,26 @@ class PrefillChunk:
 def _run_layers(
     params: Params,
     config: ModelConfig,
-    pages: KVPages,
     tokens: Int[Array, "S T"],
     positions: Int[Array, "S T"],
-    places: tuple[Int[Array, "S T"], Int[Array, "S T"]],
-    read: Callable[..., Array],
-) -> tuple[Float[Array, "S T D"], KVPages]:
-    """Run tokens through the decoder: write their keys and values to `places` (page and offset),
-    then attend by ``read(q, k_pages, v_pages, window=…, softcap=…, scale=…)``."""
+    attend: Callable[..., Array],
+) -> Float[Array, "S T D"]:
+    """Run tokens through the decoder. ``attend(layer, q, k, v, window=…, softcap=…, scale=…)``
+    keeps the layer's new keys and values and returns what the queries see."""
     x = embed_tokens(params, config, tokens)
     kinds = {traits.rope for traits in config.layers}
     tables = {kind: rotary_tables(positions, config, x.dtype, kind) for kind in kinds}
-    written = []
-
-    def attend(q, k, v):
-        k_pages, v_pages = pages[len(written)]
-        k_pages = write_tokens(k_pages, k, *places)
-        v_pages = write_tokens(v_pages, v, *places)
-        window = config.layers[len(written)].window
-        written.append((k_pages, v_pages))
-        softcap, scale = config.attention_softcap, config.attention_scale
-        return read(q, k_pages, v_pages, window=window, softcap=softcap, scale=scale)
-
-    for layer, traits in zip(params["layers"], config.layers, strict=True):
-        x = block(layer, config, x, *tables[traits.rope], attend)
-    return final_hidden(params, config, x), tuple(written)
+    softcap, scale = config.attention_softcap, config.attention_scale
+    for index, (layer, traits) in enumerate(zip(params["layers"], config.layers, strict=True)):
+        part = functools.partial(attend, index, window=traits.window, softcap=softcap, scale=scale)
+        x = block(layer, config, x, *tables[traits.rope], part)
+    return final_hidden(params, config, x)
 
 
-@functools.partial(jax.jit, static_argnames="config", donate_argnames="pages")
-def prefill(params: Params, config: ModelConfig, pages: KVPages, chunk: PrefillChunk) -> KVPages:
+@functools.partial(jax.jit, static_argnames=("config", "form"), donate_argnames="pages")
+def prefill(
+    params: Params, config: ModelConfig, form: Form, pages: KVPages, chunk: PrefillChunk
+) -> KVPages:
     """Keys and values of a chunk of prompts. No logits are computed.
 
     A row sees what earlier chunks, and earlier rows of this one, wrote to its prompt's pages.
@@ -122,60 +125,105 @@ def prefill(params: Params, config: ModelConfig, pages: KVPages, chunk: PrefillC
     row_positions = (
         chunk.start[:, None] + jnp.arange(chunk.index.shape[1], dtype=jnp.int32)[None, :]
     )
+    layers = list(pages)
 
-    def read(q, k_pages, v_pages, **traits):
+    def attend(layer, q, k, v, **traits):
+        k_pages, v_pages = layers[layer]
+        k_pages = write_tokens(k_pages, k, page.T, offset.T)
+        v_pages = write_tokens(v_pages, v, page.T, offset.T)
+        layers[layer] = (k_pages, v_pages)
         by_row = q[0][chunk.index]
         out = paged_attention(by_row, k_pages, v_pages, chunk.tables, row_positions, **traits)
         return out[chunk.row, chunk.column][None]
 
-    _, pages = _run_layers(
-        params, config, pages, chunk.tokens[None], positions.T, (page.T, offset.T), read
+    _run_layers(views(params, config, form), config, chunk.tokens[None], positions.T, attend)
+    return tuple(layers)
+
+
+def _decode_layers(
+    params: Params,
+    config: ModelConfig,
+    cache: Cache,
+    tables: Int[Array, "S M"] | None,
+    token: Int[Array, " S"],
+    position: Int[Array, " S"],
+    wanted: Bool[Array, " S"],
+) -> tuple[Float[Array, "S D"], Cache]:
+    """One token of every row through the decoder, over pages or (no tables) over their view."""
+    layers, at = list(cache), position[:, None]
+    if tables is not None:
+        places = page_slots(tables, at, wanted[:, None], cache[0][0].shape[1])
+
+    def over_pages(layer, q, k, v, **traits):
+        k_pages, v_pages = layers[layer]
+        layers[layer] = write_tokens(k_pages, k, *places), write_tokens(v_pages, v, *places)
+        return paged_attention(q, *layers[layer], tables, at, **traits)
+
+    def over_view(layer, q, k, v, **traits):
+        layers[layer] = write_view(layers[layer], k[:, 0], v[:, 0], position, wanted)
+        return view_attention(q[:, 0], *layers[layer], position, **traits)[:, None]
+
+    attend = over_view if tables is None else over_pages
+    hidden = _run_layers(params, config, token[:, None], at, attend)
+    return hidden[:, 0], tuple(layers)
+
+
+def _edited(
+    out: Float[Array, "S V"], slots: DecodeSlots, position: Int[Array, " S"]
+) -> Float[Array, "S V"]:
+    early = (position < slots.stop_from)[:, None]
+    return edit_logits(
+        out, slots.bias_ids, slots.biases, jnp.where(early, slots.stop_ids, jnp.int32(-1))
     )
-    return pages
 
 
-@functools.partial(jax.jit, static_argnames=("config", "steps"), donate_argnames="pages")
+@functools.partial(
+    jax.jit, static_argnames=("config", "form", "steps", "edited"), donate_argnames="cache"
+)
 def decode(
     params: Params,
     config: ModelConfig,
-    pages: KVPages,
+    form: Form,
+    cache: Cache,
+    tables: Int[Rows, "S M"] | None,
     slots: DecodeSlots,
-    leave_at: Int[Array, ""],
+    leave_at: Int[Rows, ""],
+    limit: Int[Rows, ""],
     *,
     steps: int,
-) -> tuple[KVPages, Int[Array, "S n"], Float[Array, "S n"], Int[Array, " S"]]:
+    edited: bool = False,
+) -> tuple[Cache, Int[Array, "S n"], Float[Array, "S n"], Int[Array, " S"]]:
     """Up to `steps` tokens for each active row, in one loop on the device.
 
-    A row ends with a stop id or at its last position. The loop leaves after `steps` steps or when
-    at most `leave_at` rows are still active.
+    A row ends with a stop id or at its last position. The loop leaves after `limit` steps (at most
+    `steps`) or when at most `leave_at` rows are still active.
+
+    Args:
+        cache: the pages, read through `tables`, or with no tables the rows' view.
+        edited: whether biases and `stop_from` are looked at.
 
     Returns:
-        the pages, the tokens drawn, their log-probabilities, and how many of them each row drew
+        the cache, the tokens drawn, their log-probabilities, and how many of them each row drew
         (the first entries of its row).
     """
+    params = views(params, config, form)
     rows = slots.token.shape[0]
     first = jnp.int32(0)
     keys = sequence_keys(slots.seed, slots.uid, slots.sample)
 
     def unfinished(state):
         step, _, _, _, active, *_ = state
-        return (step < steps) & (jnp.sum(active, dtype=jnp.int32) > leave_at)
+        return (step < jnp.minimum(limit, steps)) & (jnp.sum(active, dtype=jnp.int32) > leave_at)
 
     def one_step(state):
-        step, pages, token, position, active, tokens, logps, drawn = state
+        step, cache, token, position, active, tokens, logps, drawn = state
         wanted = active & (position >= slots.write_from)
-        at = position[:, None]
-        places = page_slots(slots.tables, at, wanted[:, None], pages[0][0].shape[1])
-
-        def read(q, k_pages, v_pages, **traits):
-            return paged_attention(q, k_pages, v_pages, slots.tables, at, **traits)
-
-        hidden, pages = _run_layers(params, config, pages, token[:, None], at, places, read)
+        hidden, cache = _decode_layers(params, config, cache, tables, token, position, wanted)
         with jax.named_scope("sample"):
             uniform = position_uniforms(keys, position + 1)
-            chosen, logp = sample_tokens(
-                logits(params, hidden[:, 0, :], config), uniform, slots.temperature, slots.top_p
-            )
+            out = logits(params, hidden, config)
+            changed = _edited(out, slots, position + 1) if edited else None
+            chosen, logp = sample_tokens(out, uniform, slots.filters, changed)
         tokens = jax.lax.dynamic_update_slice(tokens, chosen[:, None], (first, step))
         logps = jax.lax.dynamic_update_slice(
             logps, logp.astype(jnp.float32)[:, None], (first, step)
@@ -185,11 +233,11 @@ def decode(
         position = position + active.astype(jnp.int32)
         stopped = jnp.any(chosen[:, None] == slots.stop_ids, axis=-1)
         active = active & ~stopped & (position < slots.last_position)
-        return step + 1, pages, token, position, active, tokens, logps, drawn
+        return step + 1, cache, token, position, active, tokens, logps, drawn
 
     state = (
         jnp.int32(0),
-        pages,
+        cache,
         slots.token,
         slots.position,
         slots.active,
@@ -197,5 +245,5 @@ def decode(
         jnp.zeros((rows, steps), jnp.float32),
         jnp.zeros(rows, jnp.int32),
     )
-    _, pages, _, _, _, tokens, logps, drawn = jax.lax.while_loop(unfinished, one_step, state)
-    return pages, tokens, logps, drawn
+    _, cache, _, _, _, tokens, logps, drawn = jax.lax.while_loop(unfinished, one_step, state)
+    return cache, tokens, logps, drawn

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Key, UInt
 
 from jaxrl_llm.errors import RequestError
 
 MAX_STOP_IDS = 8
+MAX_BIASES = 64
 CDF_BLOCK = 128  # divides the vocabularies of Llama, SmolLM2, Qwen and Gemma
 
 
@@ -32,6 +35,16 @@ class SamplingParams:
         top_p: draw from the smallest set of tokens whose probability reaches top_p; 1 is off.
         stop_ids: a completion ends with the first of these that it draws (at most 8).
         seed: the draws depend on it, in 0 .. 2³² − 1.
+        top_k: draw from the k likeliest tokens, ties by the lower id; 0 is off.
+        min_p: draw from tokens at least min_p times as likely as the likeliest; 0 is off.
+        min_tokens: no stop id is drawn, and no stop string ends it, before so many tokens.
+        stop_strings: a completion ends with the token that completes one of these; the engine
+            needs a `decode` function for it.
+        logit_bias: (token, what is added to its logit), −inf bans it; at most 64.
+
+    What is drawn from: the logits plus `logit_bias`, divided by τ; of those tokens the ones that
+    top_k *and* min_p keep, and of these the top-p set. The recorded log-probability is always that
+    of softmax(logits/τ) over all tokens.
     """
 
     max_tokens: int
@@ -39,6 +52,16 @@ class SamplingParams:
     top_p: float = 1.0
     stop_ids: tuple[int, ...] = ()
     seed: int = 0
+    top_k: int = 0
+    min_p: float = 0.0
+    min_tokens: int = 0
+    stop_strings: tuple[str, ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def edits(self) -> bool:
+        """Whether some logits are changed before the draw."""
+        return bool(self.logit_bias) or self.min_tokens > 0
 
     def check(self) -> None:
         """Raises RequestError for a value that can't be sampled with."""
@@ -54,6 +77,23 @@ class SamplingParams:
             )
         if not 0 <= self.seed < 2**32:
             raise RequestError("bad seed", got=self.seed, expected="in 0 .. 2³² − 1")
+        if self.top_k < 0:
+            raise RequestError("bad top_k", got=self.top_k, expected="≥ 0")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise RequestError("bad min_p", got=self.min_p, expected="in [0, 1]")
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            raise RequestError("bad min_tokens", got=self.min_tokens, expected="0 .. max_tokens")
+        if any(not text for text in self.stop_strings):
+            raise RequestError("a stop string is empty")
+        biases = [value for _, value in self.logit_bias]
+        if len(biases) > MAX_BIASES or any(not value < float("inf") for value in biases):
+            raise RequestError(
+                "bad logit_bias",
+                got=f"{len(biases)} of them",
+                expected=f"at most {MAX_BIASES}, each below +∞",
+            )
+        if len({token for token, _ in self.logit_bias}) < len(biases):
+            raise RequestError("logit_bias names a token twice")
 
 
 def sequence_keys(
@@ -74,52 +114,94 @@ def position_uniforms(keys: Key[Array, " S"], position: Int[Array, " S"]) -> Flo
     return (words >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)
 
 
+@struct.dataclass
+class Filters:
+    """How each row draws.
+
+    Attributes:
+        temperature, top_p, top_k, min_p: as in `SamplingParams`.
+    """
+
+    temperature: Any  # float32 [S]
+    top_p: Any  # float32 [S]
+    top_k: Any  # int32 [S]
+    min_p: Any  # float32 [S]
+
+
+def edit_logits(
+    logits: Float[Array, "S V"],
+    bias_ids: Int[Array, "S B"],
+    biases: Float[Array, "S B"],
+    banned: Int[Array, "S E"],
+) -> Float[Array, "S V"]:
+    """Logits with biases added to some of each row, and others set to −∞; ids below 0 are none."""
+    rows = jnp.arange(logits.shape[0], dtype=jnp.int32)[:, None]
+    outside = jnp.int32(logits.shape[1])
+    at = jnp.where(bias_ids < 0, outside, bias_ids)
+    logits = logits.at[rows, at].add(biases.astype(logits.dtype), mode="drop")
+    at = jnp.where(banned < 0, outside, banned)
+    return logits.at[rows, at].set(-jnp.inf, mode="drop")
+
+
 def sample_tokens(
     logits: Float[Array, "S V"],
     uniform: Float[Array, " S"],
-    temperature: Float[Array, " S"],
-    top_p: Float[Array, " S"],
+    filters: Filters,
+    edited: Float[Array, "S V"] | None = None,
 ) -> tuple[Int[Array, " S"], Float[Array, " S"]]:
     """A token of each row, and its log-probability over the full vocabulary.
 
     ``token = min{v : Σ_{w ≤ v} p_w > u · Σ p}`` with ``p = softmax(logits/τ)`` restricted to the
-    top-p set, and ``logp = log softmax(logits/τ)[token]`` *not* restricted. Rows with τ = 0 take
+    kept set, and ``logp = log softmax(logits/τ)[token]`` *not* restricted. Rows with τ = 0 take
     the first largest logit and its log-probability under softmax(logits).
 
     The uniform number has 24 random bits, so probabilities are honoured to about 1e-7.
+
+    Args:
+        edited: logits to draw from, where they are not those of the log-probability.
     """
-    rows = logits.shape[0]
-    greedy = temperature == 0.0
-    scale = jnp.where(greedy, 1.0, temperature).astype(logits.dtype)
-    top = jnp.max(logits, axis=-1)
-    blocks = _blocks(logits, -jnp.inf)
-
-    def weigh(part: Float[Array, "S b n"]) -> Float[Array, "S b n"]:
-        return jnp.exp((part - top[:, None, None]) / scale[:, None, None])
-
-    sums = jnp.sum(weigh(blocks), axis=-1)
+    greedy = filters.temperature == 0.0
+    scale = jnp.where(greedy, 1.0, filters.temperature).astype(logits.dtype)
+    source = logits if edited is None else edited
+    top, sums, weigh = _weights(source, scale)
+    blocks = _blocks(source, -jnp.inf)
     total = jnp.sum(sums, axis=-1)
 
     def from_all():
         target = uniform.astype(total.dtype) * total
         return _inverse_cdf(target, sums, lambda b: weigh(_take_block(blocks, b)))
 
-    def from_top_p():
-        weights = weigh(blocks).reshape(rows, -1)
-        kept = jnp.where(top_p_set(weights, top_p), weights, 0.0).reshape(blocks.shape)
+    def from_kept():
+        weights = weigh(blocks).reshape(logits.shape[0], -1)
+        kept = jnp.where(kept_set(weights, filters), weights, 0.0).reshape(blocks.shape)
         held = jnp.sum(kept, axis=-1)
         target = uniform.astype(total.dtype) * jnp.sum(held, axis=-1)
         return _inverse_cdf(target, held, lambda b: _take_block(kept, b))
 
+    filtered = (filters.top_p < 1.0) | (filters.top_k > 0) | (filters.min_p > 0.0)
     with jax.named_scope("draw"):
-        drawn = jax.lax.cond(jnp.any((top_p < 1.0) & ~greedy), from_top_p, from_all)
+        drawn = jax.lax.cond(jnp.any(filtered & ~greedy), from_kept, from_all)
     with jax.named_scope("greedy"):
         best = jax.lax.cond(
-            jnp.any(greedy), lambda: jnp.argmax(logits, axis=-1).astype(jnp.int32), lambda: drawn
+            jnp.any(greedy), lambda: jnp.argmax(source, axis=-1).astype(jnp.int32), lambda: drawn
         )
     token = jnp.where(greedy, best, drawn)
+    if edited is not None:
+        top, sums, _ = _weights(logits, scale)
+        total = jnp.sum(sums, axis=-1)
     chosen = jnp.take_along_axis(logits, token[:, None], axis=-1)[:, 0]
     return token, (chosen - top) / scale - jnp.log(total)
+
+
+def _weights(logits, scale) -> tuple[Array, Array, Callable[[Array], Array]]:
+    """The largest logit of each row, sums by blocks of exp((logits − largest)/τ), and the function
+    from blocks of logits to those."""
+    top = jnp.max(logits, axis=-1)
+
+    def weigh(part: Float[Array, "S b n"]) -> Float[Array, "S b n"]:
+        return jnp.exp((part - top[:, None, None]) / scale[:, None, None])
+
+    return top, jnp.sum(weigh(_blocks(logits, -jnp.inf)), axis=-1), weigh
 
 
 def _blocks(x: Float[Array, "S V"], fill: float) -> Float[Array, "S b n"]:
@@ -167,18 +249,45 @@ def _running_sums(x: Float[Array, "S n"]) -> Float[Array, "S n"]:
     return jnp.einsum("sn,nm->sm", x, triangle, precision=jax.lax.Precision.HIGHEST)
 
 
+def kept_set(weights: Float[Array, "S V"], filters: Filters) -> Bool[Array, "S V"]:
+    """What top-k, min-p and then top-p leave of unnormalised weights whose largest is 1."""
+    kept = top_k_set(weights, filters.top_k)
+    kept &= weights >= filters.min_p.astype(weights.dtype)[:, None]
+    return kept & top_p_set(jnp.where(kept, weights, 0.0), filters.top_p)
+
+
 def top_p_set(weights: Float[Array, "S V"], top_p: Float[Array, " S"]) -> Bool[Array, "S V"]:
     """The smallest set of tokens whose weights reach the share top_p of each row's sum.
 
-    Nucleus sampling (https://arxiv.org/abs/1904.09751). The weight of the least likely token of the
-    set is found by bisection on its bit pattern (non-negative floats sort like their bits), so it
-    is exact; of several tokens with that very weight, those with the lowest ids are kept. `weights`
-    are unnormalised and at most 1. Rows with top_p = 1 keep everything.
+    Nucleus sampling (https://arxiv.org/abs/1904.09751). `weights` are unnormalised and at most 1;
+    of several tokens with the least weight of the set, those with the lowest ids are kept. Rows
+    with top_p = 1 keep everything.
+    """
+    goal = top_p.astype(weights.dtype) * jnp.sum(weights, axis=-1)
+    kept = _least_set(weights, goal, lambda chosen: jnp.where(chosen, weights, 0.0))
+    return kept | (top_p >= 1.0)[:, None]
+
+
+def top_k_set(weights: Float[Array, "S V"], top_k: Int[Array, " S"]) -> Bool[Array, "S V"]:
+    """The k tokens of largest weight of each row, ties by the lower id; all of them for k = 0."""
+    goal = jnp.minimum(top_k, weights.shape[-1]).astype(weights.dtype)
+    kept = _least_set(weights, goal, lambda chosen: chosen.astype(weights.dtype))
+    return kept | (top_k == 0)[:, None]
+
+
+def _least_set(
+    weights: Float[Array, "S V"],
+    goal: Float[Array, " S"],
+    value: Callable[[Bool[Array, "S V"]], Float[Array, "S V"]],
+) -> Bool[Array, "S V"]:
+    """The smallest set of the likeliest tokens whose summed `value` reaches the goal.
+
+    The weight of its least likely token is found by bisection on its bit pattern (non-negative
+    floats sort like their bits), so it is exact, and nothing is sorted.
     """
     bits = jnp.finfo(weights.dtype).bits
     integer = jnp.dtype(f"int{bits}")
     as_float = lambda x: jax.lax.bitcast_convert_type(x, weights.dtype)  # noqa: E731
-    goal = top_p.astype(weights.dtype) * jnp.sum(weights, axis=-1)
     ones = jnp.ones(weights.shape[0], weights.dtype)
     low = jnp.zeros(weights.shape[0], integer)
     high = jax.lax.bitcast_convert_type(ones, integer) + 1
@@ -186,17 +295,17 @@ def top_p_set(weights: Float[Array, "S V"], top_p: Float[Array, " S"]) -> Bool[A
     def halve(_, bounds):
         low, high = bounds  # the set {w ≥ low} reaches the goal, {w ≥ high} does not
         middle = low + (high - low) // 2
-        held = jnp.sum(jnp.where(weights >= as_float(middle)[:, None], weights, 0.0), axis=-1)
+        held = jnp.sum(value(weights >= as_float(middle)[:, None]), axis=-1)
         reached = held >= goal
         return jnp.where(reached, middle, low), jnp.where(reached, high, middle)
 
     low, _ = jax.lax.fori_loop(0, bits, halve, (low, high))
     least = as_float(low)[:, None]
     larger, equal = weights > least, weights == least
-    missing = goal - jnp.sum(jnp.where(larger, weights, 0.0), axis=-1)
-    needed = jnp.maximum(jnp.ceil(missing / jnp.where(least > 0.0, least, 1.0)[:, 0]), 1.0)
+    missing = goal - jnp.sum(value(larger), axis=-1)
+    each = jnp.max(value(equal), axis=-1)
+    needed = jnp.maximum(jnp.ceil(missing / jnp.where(each > 0.0, each, 1.0)), 1.0)
     ties = _blocks(equal.astype(weights.dtype), 0.0)
     last_kept = _inverse_cdf(needed - 0.5, jnp.sum(ties, axis=-1), lambda b: _take_block(ties, b))
     ids = jnp.arange(weights.shape[-1], dtype=jnp.int32)[None, :]
-    kept = larger | (equal & (ids <= last_kept[:, None]))
-    return kept | (top_p >= 1.0)[:, None]
+    return larger | (equal & (ids <= last_kept[:, None]))

@@ -4,9 +4,13 @@
 
 A request of n samples is one *group*. Its prompt is prefilled once, into pages that its samples
 share by reference count. The last page of a prompt that does not fill it is a template: each sample
-gets a copy to write on, the last sample the template itself. A sample is admitted, in order of
-arrival, when a slot is free and all the pages that it could ever need are; so a running sample
-never waits for a page, every running sample ends, and nothing deadlocks.
+gets a copy to write on, the last sample the template itself.
+
+A sample is admitted, in order of arrival, when a slot is free and the pages for its next tokens
+are; more pages come as it grows. When there are none left, the sample that was admitted last is
+*preempted*: its pages go to others, and what it has drawn is kept and prefilled again, together
+with its prompt, once there is room. The oldest sample is never preempted while another runs, and
+can have the whole pool, so every sample ends.
 """
 
 from __future__ import annotations
@@ -100,11 +104,17 @@ class PageAllocator:
 
 @dataclasses.dataclass(eq=False)
 class Sample:
-    """One completion under way. `pages[i]` holds positions i·page_size and up."""
+    """One completion under way. `pages[i]` holds positions i·page_size and up.
+
+    `prefilled`: how many tokens the prefill computes (again, after a preemption); the keys and
+    values of later ones are written as they are drawn. `order`: of arrival.
+    """
 
     request: Request
     index: int
     pages: list[int]
+    order: int = 0
+    prefilled: int = 0
     tokens: list[int] = dataclasses.field(default_factory=list)
     logps: list[float] = dataclasses.field(default_factory=list)
     versions: list[int] = dataclasses.field(default_factory=list)
@@ -123,6 +133,11 @@ class Sample:
     def last_position(self) -> int:
         """The position of the last token that may be drawn."""
         return len(self.request.prompt.tokens) + self.request.params.max_tokens - 1
+
+    def reach(self, ahead: int) -> int:
+        """How many positions are kept once `ahead` more tokens are drawn: the last is never read,
+        so it needs no room."""
+        return min(self.last_position, self.position + ahead)
 
 
 @dataclasses.dataclass(eq=False)
@@ -151,21 +166,27 @@ class Admission:
 
 
 class Scheduler:
-    """First come, first served, over `slots` places and one pool of pages."""
+    """First come, first served, over `slots` places and one pool of pages.
 
-    def __init__(self, *, slots: int, page_size: int, num_pages: int):
-        self.slots, self.page_size = slots, page_size
+    Args:
+        ahead: tokens for which a sample gets room at a time.
+    """
+
+    def __init__(self, *, slots: int, page_size: int, num_pages: int, ahead: int = 64):
+        self.slots, self.page_size, self.ahead = slots, page_size, ahead
         self.allocator = PageAllocator(num_pages)
         self.running: list[Sample] = []
+        self._preempted: list[Sample] = []
         self._waiting: collections.deque[_Group] = collections.deque()
+        self._arrivals = 0
 
     @property
     def has_waiting(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._waiting or self._preempted)
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self.running)
+        return bool(self.has_waiting or self.running)
 
     def check(self, request: Request) -> None:
         """Raises RequestError if the request could not run even with the whole pool to itself."""
@@ -185,8 +206,13 @@ class Scheduler:
         self._waiting.append(_Group(request, self._need(request)))
 
     def admit(self) -> Admission:
-        """Start as many samples as there are slots and pages for, in order of arrival."""
+        """Start as many samples as there are slots and pages for, in order of arrival; those that
+        were preempted come first."""
         admission = Admission([], [], [])
+        while self._preempted and len(self.running) < self.slots:
+            if not self._resume(self._preempted[0], admission):
+                return admission
+            del self._preempted[0]
         while self._waiting and len(self.running) < self.slots:
             group = self._waiting[0]
             if not self._start_next(group, admission):
@@ -194,6 +220,19 @@ class Scheduler:
             if group.admitted == group.request.n:
                 self._waiting.popleft()
         return admission
+
+    def grow(self) -> list[Sample]:
+        """Room for the next `ahead` tokens of every running sample; those preempted for it."""
+        preempted = []
+        for sample in sorted(self.running, key=lambda s: s.order):
+            while sample in self.running and (missing := self._missing(sample)):
+                if missing <= self.allocator.free:
+                    sample.pages += self.allocator.allocate(missing)
+                elif len(self.running) > 1:
+                    preempted.append(self._preempt(max(self.running, key=lambda s: s.order)))
+                else:
+                    self._drop_waiting_pages()
+        return preempted
 
     def finish(self, sample: Sample) -> None:
         """The sample is complete: its slot and its pages are free."""
@@ -203,28 +242,71 @@ class Scheduler:
     def _need(self, request: Request) -> PageNeed:
         return PageNeed.of(len(request.prompt.tokens), request.params.max_tokens, self.page_size)
 
+    def _pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.page_size)
+
+    def _missing(self, sample: Sample) -> int:
+        return max(0, self._pages_for(sample.reach(self.ahead)) - len(sample.pages))
+
+    def _preempt(self, sample: Sample) -> Sample:
+        self.finish(sample)
+        sample.pages = []
+        self._preempted.append(sample)
+        self._preempted.sort(key=lambda s: s.order)
+        return sample
+
+    def _drop_waiting_pages(self) -> None:
+        """A group that waits gives up its prompt's pages; its next sample prefills them again."""
+        held = [group for group in self._waiting if group.pages is not None]
+        assert held, "the whole pool is too small for one sample"
+        for group in held:
+            self.allocator.release(group.pages)
+            group.pages = None
+
+    def _resume(self, sample: Sample, admission: Admission) -> bool:
+        """Start a preempted sample again, with some room to spare for those that run."""
+        known = (*sample.request.prompt.tokens, *sample.tokens)
+        pages = self._pages_for(max(len(known), sample.reach(self.ahead)))
+        if not self.running:
+            self._drop_waiting_pages_for(pages)
+        elif pages + len(self.running) > self.allocator.free:
+            return False
+        sample.pages = self.allocator.allocate(pages)
+        sample.prefilled = len(known)
+        admission.prefills.append((known, list(sample.pages)))
+        self.running.append(sample)
+        admission.samples.append(sample)
+        return True
+
+    def _drop_waiting_pages_for(self, pages: int) -> None:
+        if pages > self.allocator.free:
+            self._drop_waiting_pages()
+
     def _start_next(self, group: _Group, admission: Admission) -> bool:
-        """Admit the group's next sample, if its pages are free."""
-        need, allocator = group.need, self.allocator
-        last = group.admitted == group.request.n - 1
+        """Admit the group's next sample, if the pages for its next tokens are free."""
+        need, allocator, request = group.need, self.allocator, group.request
+        last = group.admitted == request.n - 1
         template = 1 if need.partial else 0
-        fresh = need.own - (template if last else 0)
+        sample = Sample(request, group.admitted, [], self._arrivals, len(request.prompt.tokens))
+        own = max(template, self._pages_for(sample.reach(self.ahead)) - need.shared)
+        fresh = own - (template if last else 0)
         if fresh + (need.shared + template if group.pages is None else 0) > allocator.free:
             return False
         if group.pages is None:
             group.pages = allocator.allocate(need.shared + template)
-            admission.prefills.append((group.request.prompt.tokens, list(group.pages)))
-        own = allocator.allocate(fresh)
+            admission.prefills.append((request.prompt.tokens, list(group.pages)))
+        pages = allocator.allocate(fresh)
         if last:  # the group's own hold on its pages passes to its last sample
-            pages = group.pages + own
+            sample.pages = group.pages + pages
+            group.pages = None
         else:
             shared = group.pages[: need.shared]
             allocator.share(shared)
-            pages = shared + own
+            sample.pages = shared + pages
             if need.partial:
-                admission.copies.append((group.pages[-1], own[0]))
-        sample = Sample(group.request, group.admitted, pages)
+                admission.copies.append((group.pages[-1], pages[0]))
         group.admitted += 1
+        self._arrivals += 1
         self.running.append(sample)
         admission.samples.append(sample)
         return True

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.rollout.layout import decode_slots, prefill_chunks
+from jaxrl_llm.rollout.layout import block_tables, decode_slots, prefill_chunks
 from jaxrl_llm.rollout.sampling import SamplingParams
 from jaxrl_llm.rollout.scheduler import Request, Sample
 from jaxrl_llm.types import Prompt
@@ -53,13 +53,17 @@ def test_decode_rows():
         SamplingParams(max_tokens=4, temperature=0.5, stop_ids=(9, 2), seed=3),
         uid=8,
     )
-    slots = decode_slots([Sample(request, 1, [4, 2]), Sample(request, 2, [3], tokens=[11])], 8, 3)
-    np.testing.assert_array_equal(slots.tables[:3], [[4, 2, 0], [3, 0, 0], [0, 0, 0]])
-    np.testing.assert_array_equal(slots.token[:3], [7, 11, 0])
-    np.testing.assert_array_equal(slots.position[:3], [2, 3, 0])
-    np.testing.assert_array_equal(slots.active, [True, True] + [False] * 6)
+    first = Sample(request, 1, [4, 2], prefilled=3)
+    second = Sample(request, 2, [3], prefilled=3, tokens=[11])
+    samples = [first, second, None]
+    np.testing.assert_array_equal(block_tables(samples, 3), [[4, 2, 0], [3, 0, 0], [0, 0, 0]])
+    np.testing.assert_array_equal(block_tables(samples, 1), [[4], [3], [0]])
+    slots = decode_slots(samples)
+    np.testing.assert_array_equal(slots.token, [7, 11, 0])
+    np.testing.assert_array_equal(slots.position, [2, 3, 0])
+    np.testing.assert_array_equal(slots.active, [True, True, False])
     np.testing.assert_array_equal(slots.write_from[:2], [3, 3])  # prompt pages are never written
     np.testing.assert_array_equal(slots.last_position[:2], [6, 6])
     np.testing.assert_array_equal(slots.stop_ids[1], [9, 2] + [-1] * 6)
     assert (slots.seed[0], slots.uid[1], slots.sample[1]) == (3, 8, 2)
-    assert slots.temperature[0] == 0.5 and slots.top_p[0] == 1.0
+    assert slots.filters.temperature[0] == 0.5 and slots.filters.top_p[0] == 1.0

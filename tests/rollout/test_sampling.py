@@ -11,12 +11,28 @@ import pytest
 
 from jaxrl_llm.errors import RequestError
 from jaxrl_llm.rollout.sampling import (
+    Filters,
     SamplingParams,
+    edit_logits,
+    kept_set,
     position_uniforms,
     sample_tokens,
     sequence_keys,
+    top_k_set,
     top_p_set,
 )
+
+
+def filters(count: int, **values) -> Filters:
+    """The same for every row; what is not named is off."""
+    defaults = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    dtypes = {"top_k": jnp.int32}
+    return Filters(
+        **{
+            name: jnp.full(count, value, dtypes.get(name, jnp.float32))
+            for name, value in {**defaults, **values}.items()
+        }
+    )
 
 
 def smallest_set(p: np.ndarray, top_p: float) -> set[int]:
@@ -26,14 +42,12 @@ def smallest_set(p: np.ndarray, top_p: float) -> set[int]:
     return set(order[: int(np.argmax(cumulative >= top_p * cumulative[-1])) + 1].tolist())
 
 
-def draw(logits: np.ndarray, uniform: np.ndarray, temperature=1.0, top_p=1.0):
+def draw(logits: np.ndarray, uniform: np.ndarray, temperature=1.0, top_p=1.0, **more):
     """Many uniforms on the same row of logits."""
     count = len(uniform)
     rows = jnp.broadcast_to(jnp.asarray(logits, jnp.float32)[None, :], (count, len(logits)))
-    full = lambda value: jnp.full(count, value, jnp.float32)  # noqa: E731
-    token, logp = jax.jit(sample_tokens)(
-        rows, jnp.asarray(uniform, jnp.float32), full(temperature), full(top_p)
-    )
+    how = filters(count, temperature=temperature, top_p=top_p, **more)
+    token, logp = jax.jit(sample_tokens)(rows, jnp.asarray(uniform, jnp.float32), how)
     return np.asarray(token), np.asarray(logp)
 
 
@@ -85,6 +99,46 @@ def test_top_p_keeps_exactly_the_smallest_set(top_p):
         assert set(np.flatnonzero(kept[row]).tolist()) == expected
 
 
+@pytest.mark.parametrize("top_k", [1, 3, 300, 301, 2**31 - 1])
+def test_top_k_keeps_exactly_the_likeliest(top_k):
+    rng = np.random.default_rng(1)
+    weights = np.concatenate([rng.uniform(size=(5, 301)), np.ones((1, 301))]).astype(np.float32)
+    kept = np.asarray(top_k_set(jnp.asarray(weights), jnp.full(6, top_k, jnp.int32)))
+    for row in range(6):  # the last row is all ties: the lowest ids stay
+        order = np.argsort(-weights[row], kind="stable")[:top_k]
+        assert set(np.flatnonzero(kept[row])) == set(order.tolist())
+
+
+def test_top_k_and_min_p_come_before_top_p():
+    """Weights 1, 0.8, 0.6, 0.4, 0.2: three are left by top-k 4 and min-p 0.5; of their sum 2.4 the
+    share 0.7 is reached by two."""
+    weights = jnp.asarray([[0.2, 1.0, 0.6, 0.8, 0.4]], jnp.float32)
+    kept = lambda **values: np.flatnonzero(kept_set(weights, filters(1, **values))[0]).tolist()  # noqa: E731
+    assert kept() == [0, 1, 2, 3, 4]
+    assert kept(top_k=4) == [1, 2, 3, 4]
+    assert kept(min_p=0.5) == [1, 2, 3]
+    assert kept(top_k=2, min_p=0.5) == [1, 3]
+    assert kept(top_k=4, min_p=0.5, top_p=0.7) == [1, 3]
+    assert kept(top_p=0.7) == [1, 2, 3]  # of 3.0
+
+
+def test_edited_logits_change_the_draw_and_not_the_logp():
+    logits = jnp.asarray(np.random.default_rng(4).normal(size=(3, 300)), jnp.float32)
+    ids = jnp.asarray([[7, -1], [-1, -1], [9, 8]], jnp.int32)
+    biases = jnp.asarray([[100.0, 5.0], [1.0, 1.0], [-np.inf, 2.0]], jnp.float32)
+    banned = jnp.asarray([[-1], [3], [8]], jnp.int32)
+    edited = np.asarray(edit_logits(logits, ids, biases, banned))
+    expected = np.array(logits)
+    expected[0, 7] += 100
+    expected[1, 3] = expected[2, 8] = expected[2, 9] = -np.inf
+    np.testing.assert_array_equal(edited, expected)
+    uniform = jnp.full(3, 0.4, jnp.float32)
+    token, logp = sample_tokens(logits, uniform, filters(3), jnp.asarray(edited))
+    assert token[0] == 7
+    full = jax.nn.log_softmax(logits, axis=-1)
+    np.testing.assert_allclose(logp, full[jnp.arange(3), token], atol=1e-5)
+
+
 def test_top_p_restricts_the_draw_and_not_the_logp():
     logits = np.log(np.array([0.5, 0.25, 0.15, 0.1]))
     grid = (np.arange(3000) + 0.5) / 3000
@@ -97,9 +151,9 @@ def test_rows_with_and_without_top_p_do_not_disturb_each_other():
     rng = np.random.default_rng(1)
     logits = jnp.asarray(rng.normal(size=(4, 500)), jnp.float32)
     uniform = jnp.asarray(rng.uniform(size=4), jnp.float32)
-    ones = jnp.ones(4, jnp.float32)
-    plain, plain_logp = sample_tokens(logits, uniform, ones, ones)
-    mixed, mixed_logp = sample_tokens(logits, uniform, ones, ones.at[1].set(1e-6))
+    off = filters(4)
+    plain, plain_logp = sample_tokens(logits, uniform, off)
+    mixed, mixed_logp = sample_tokens(logits, uniform, off.replace(top_p=off.top_p.at[1].set(1e-6)))
     np.testing.assert_array_equal(np.delete(mixed, 1), np.delete(plain, 1))
     np.testing.assert_array_equal(np.delete(mixed_logp, 1), np.delete(plain_logp, 1))
     assert mixed[1] == logits[1].argmax()
@@ -141,6 +195,12 @@ def test_a_tiny_temperature_stays_finite():
         {"stop_ids": tuple(range(9))},
         {"stop_ids": (-1,)},
         {"seed": 2**32},
+        {"top_k": -1},
+        {"min_p": 1.5},
+        {"min_tokens": 5},
+        {"stop_strings": ("",)},
+        {"logit_bias": ((1, 1.0), (1, 2.0))},
+        {"logit_bias": ((1, float("nan")),)},
     ],
 )
 def test_bad_params_are_refused(bad):

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import collections
+import random
 
 import pytest
 from hypothesis import given, settings
@@ -133,20 +134,46 @@ def test_allocator_refuses_a_double_release():
         allocator.release(pages)
 
 
+def test_the_newest_gives_its_pages_to_the_oldest():
+    """Two samples of 4 + 12 tokens on 6 pages of 4, four tokens at a time: at 8 tokens each both
+    ask for a third page; later the pool is one's alone."""
+    scheduler = Scheduler(slots=2, page_size=4, num_pages=6, ahead=4)
+    for uid in range(2):
+        scheduler.add(request(4, 12, uid=uid))
+    old, new = scheduler.admit().samples
+    assert [len(sample.pages) for sample in (old, new)] == [2, 2]
+    for sample in (old, new):
+        sample.tokens += [7, 8, 9, 10]
+    assert scheduler.grow() == [new]
+    assert scheduler.running == [old] and new.pages == [] and new.tokens == [7, 8, 9, 10]
+    assert scheduler.admit().samples == []  # 2 free pages, and the other may want one
+    check_pages(scheduler)
+    scheduler.finish(old)
+    admission = scheduler.admit()
+    assert admission.samples == [new] and new.prefilled == 8
+    # what was drawn is computed again, not drawn again
+    assert admission.prefills == [((0, 1, 2, 3, 7, 8, 9, 10), new.pages)]
+    check_pages(scheduler)
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     slots=st.integers(2, 6),
     page_size=st.sampled_from([1, 2, 4, 16]),
     num_pages=st.integers(2, 40),
+    ahead=st.integers(1, 20),
     sizes=st.lists(
         st.tuples(st.integers(1, 40), st.integers(1, 20), st.integers(1, 7)), max_size=12
     ),
     data=st.data(),
 )
-def test_every_sample_runs_once_and_no_page_is_lost(slots, page_size, num_pages, sizes, data):
-    """Random requests, arriving while others run, and ending in random order."""
-    scheduler = Scheduler(slots=slots, page_size=page_size, num_pages=num_pages)
+def test_every_sample_runs_once_and_no_page_is_lost(
+    slots, page_size, num_pages, ahead, sizes, data
+):
+    """Random requests arrive while others run, draw tokens, and end early or at their last."""
+    scheduler = Scheduler(slots=slots, page_size=page_size, num_pages=num_pages, ahead=ahead)
     expected, done = [], []
+    known: dict = {}  # what each sample has drawn: it stands, whatever happens to its pages
     arrivals = collections.deque(
         request(prompt, new, n, uid) for uid, (prompt, new, n) in enumerate(sizes)
     )
@@ -160,22 +187,54 @@ def test_every_sample_runs_once_and_no_page_is_lost(slots, page_size, num_pages,
             else:
                 scheduler.add(arriving)
                 expected += [(arriving.uid, index) for index in range(arriving.n)]
+        oldest = min(scheduler.running, key=lambda s: s.order, default=None)
+        preempted = scheduler.grow()
+        assert oldest is None or oldest not in preempted
+        assert all(sample.pages == [] for sample in preempted)
         admission = scheduler.admit()
         check_pages(scheduler)
         assert len(scheduler.running) <= slots
         assert scheduler.running or not scheduler.has_waiting  # never stuck
         written = [page for s in scheduler.running for page in writable(s, page_size)]
         assert len(set(written)) == len(written)  # nobody writes on another's page
+        for sample in scheduler.running:
+            assert sample.tokens == known.get((sample.request.uid, sample.index), [])
+            assert len(sample.pages) * page_size >= sample.reach(ahead)  # room to draw
         for sample in admission.samples:
-            positions = sample.last_position  # tokens at positions below it are kept
-            assert len(sample.pages) == -(-positions // page_size)
+            assert sample.prefilled == sample.position + 1
         targets = [target for _, target in admission.copies]
         assert len(set(targets)) == len(targets)
-        if scheduler.running:
-            ended = data.draw(st.lists(st.sampled_from(scheduler.running), unique=True))
-            for sample in ended or scheduler.running[:1]:
+        for sample in list(scheduler.running):
+            count = data.draw(st.integers(1, ahead))
+            count = min(count, sample.last_position - sample.position)
+            sample.tokens += [len(sample.tokens) + i for i in range(count)]
+            known[sample.request.uid, sample.index] = list(sample.tokens)
+            if sample.position == sample.last_position or data.draw(st.integers(0, 9)) == 0:
                 scheduler.finish(sample)
                 done.append((sample.request.uid, sample.index))
-            check_pages(scheduler)
+        check_pages(scheduler)
     assert sorted(done) == sorted(expected)
     assert scheduler.allocator.used == 0
+
+
+@pytest.mark.parametrize("num_pages", [30, 90])
+def test_ten_thousand_arrivals_through_sixteen_slots(num_pages):
+    """A long run with a scarce pool: every sample once, all pages back, the queue in order."""
+    draw = random.Random(num_pages)
+    scheduler = Scheduler(slots=16, page_size=4, num_pages=num_pages, ahead=8)
+    left, uid, done, preempted = 10_000, 0, collections.Counter(), 0
+    while left or scheduler.has_work:
+        for _ in range(min(left, draw.randrange(6))):
+            scheduler.add(request(draw.randint(1, 30), draw.randint(1, 24), 1 + uid % 3, uid))
+            uid, left = uid + 1, left - 1
+        preempted += len(scheduler.grow())
+        scheduler.admit()
+        assert scheduler.allocator.used < num_pages
+        for sample in list(scheduler.running):
+            count = min(draw.randint(1, 8), sample.last_position - sample.position)
+            sample.tokens += [0] * count
+            if sample.position == sample.last_position or draw.random() < 0.05:
+                scheduler.finish(sample)
+                done[sample.request.uid, sample.index] += 1
+    assert len(done) == sum(1 + uid % 3 for uid in range(10_000)) and set(done.values()) == {1}
+    assert scheduler.allocator.used == 0 and preempted > 100
