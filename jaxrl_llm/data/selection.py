@@ -107,11 +107,11 @@ class Selection:
         taken = np.zeros(len(self.drawn), bool)
         taken[list(without)] = True
         assert int((~taken & (self._kinds >= 0)).sum()) >= count, "fewer prompts than are asked for"
-        needed, cells = count + int(taken.sum()), self._cells(mixture)
+        cells = self._cells(mixture)
         chosen, kept, shares, epoch = [], np.zeros(0), np.zeros(0), -1
         for point in self._points(count):
             if epoch != self.epoch:
-                epoch, kept = self.epoch, self._enough(needed)
+                epoch, kept = self.epoch, self._enough(count - len(chosen), taken)
                 shares = self._shares(kept, cells, mixture)
             index = self._take(kept & ~taken, cells, _cell_at(point, shares))
             self._used[index] = taken[index] = True
@@ -123,16 +123,16 @@ class Selection:
         self._latest = np.array(chosen, np.int64)[places]
         return self._latest.tolist()
 
-    def _enough(self, needed: int) -> np.ndarray:
+    def _enough(self, needed: int, taken: np.ndarray) -> np.ndarray:
         """Those kept, or if they are too few also the prompts nearest to the band."""
         kept = self.kept()
-        missing = needed - int(kept.sum())
+        missing = needed - int((kept & ~taken).sum())
         if missing <= 0 or self._keep is None:
             return kept
         low, high = self._keep
         rates = self.rates.rates
         away = np.maximum(low - rates, rates - high)
-        away[kept | (self._kinds < 0)] = np.inf
+        away[kept | taken | (self._kinds < 0)] = np.inf
         nearest = np.lexsort((self._ranks(), away))[:missing]
         kept[nearest[np.isfinite(away[nearest])]] = True
         return kept
