@@ -257,7 +257,7 @@ def routed_forward(
 
 
 def logits(
-    params: Params, hidden: Float[Array, "... D"], config: ModelConfig | None = None
+    params: Params, hidden: Float[Array, "... D"], config: ModelConfig
 ) -> Float[Array, "... V"]:
     """Next-token logits, in at least float32. For whole batches use `heads.token_logprobs`.
 
@@ -266,8 +266,6 @@ def logits(
     """
     rows = hidden.reshape(-1, hidden.shape[-1])
     out = product(rows, output_head(params)).reshape(*hidden.shape[:-1], -1)
-    if config is None:
-        return out
     if config.logit_divisor != 1.0:
         out = out / config.logit_divisor
     return soft_cap(out, config.logit_softcap)

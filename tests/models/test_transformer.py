@@ -36,7 +36,7 @@ def test_logits_equal_those_of_transformers(name, tmp_path):
     hidden = forward_jit(params, config, tokens, positions_like(tokens), jnp.ones_like(tokens))
     expected = unpack(golden["logits"])
     assert np.std(expected) > 1  # the comparison below is with something
-    assert np.max(np.abs(logits(params, hidden) - expected)) < 1e-4
+    assert np.max(np.abs(logits(params, hidden, config) - expected)) < 1e-4
 
 
 def rows_of(config, lengths, seed=3):
@@ -154,7 +154,7 @@ def largest_array(function, *args):
 
 def whole_logits_loss(params, config, tokens, positions, segments):
     hidden = forward(params, config, tokens, positions, segments)
-    return jnp.sum(jax.nn.log_softmax(logits(params, hidden))[..., 0]), hidden
+    return jnp.sum(jax.nn.log_softmax(logits(params, hidden, config))[..., 0]), hidden
 
 
 def test_no_array_of_all_logits_in_the_loss_forward_and_backward():
