@@ -156,7 +156,9 @@ def drop_half_line(path: str | os.PathLike[str]) -> None:
     path = pathlib.Path(path)
     if path.exists() and path.stat().st_size:
         with path.open("rb+") as file:
-            file.truncate(file.read().rfind(b"\n") + 1)
+            text = file.read()
+            if not text.endswith(b"\n"):
+                file.truncate(text.rfind(b"\n") + 1)
 
 
 def histogram(rows: Mapping[str, Mapping[str, Any]]) -> str:
