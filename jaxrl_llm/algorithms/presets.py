@@ -276,6 +276,8 @@ def _why_unused(name: str, config: AlgoConfig, given: Mapping[str, Any]) -> str:
         switch = name.partition("_")[0]
         return f"algo.{switch}={given.get(switch, 'none')} does not use it"
     rows = [other for other, row in PRESETS.items() if name in readable(row, {})]
+    if config.name in rows:
+        return f"{config.name} with these other settings does not use it"
     if rows:
         return f"{config.name} does not use it (used by {', '.join(rows)})"
     return switches.get(name, f"{config.name} does not use it")

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -171,6 +172,15 @@ _RANGES: dict[str, tuple[float, bool, float]] = {
 }
 
 
+# Settings whose infinity means "no bound on this side".
+_MAY_BE_INFINITE = frozenset(
+    {
+        "value_clip", "clip_high", "correction_high", "rejection_high", "weight_max",
+        "divergence_low", "divergence_high",
+    }
+)  # fmt: skip
+
+
 def check_ranges(values: Mapping[str, Any], choices: Mapping[str, tuple[Any, ...]]) -> None:
     """Refuses a value outside its range or its list of choices.
 
@@ -186,6 +196,9 @@ def check_ranges(values: Mapping[str, Any], choices: Mapping[str, tuple[Any, ...
         if name in choices and value not in choices[name]:
             allowed = ", ".join(str(choice) for choice in choices[name])
             raise ConfigError(f"algo.{name} is unknown", got=value, expected=f"one of {allowed}")
+        unbounded = name in _MAY_BE_INFINITE and value == float("inf")
+        if isinstance(value, float) and not math.isfinite(value) and not unbounded:
+            raise ConfigError(f"algo.{name} is not finite", got=value)
         if name in _RANGES:
             low, closed, high = _RANGES[name]
             above = value >= low if closed else value > low

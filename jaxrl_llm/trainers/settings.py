@@ -259,7 +259,7 @@ def check_supported(algorithm: Algorithm, config: RLConfig) -> None:
             raise ConfigError(
                 f"{algorithm.name} with these settings needs {what}, which this trainer does not "
                 "give it yet",
-                hint="another algo.name",
+                hint="no algo.proximal" if algorithm.needs_staleness else "another algo.name",
             )
     if algorithm.settings.get("target_kl") is not None and config.train.epochs == 1:
         raise ConfigError(

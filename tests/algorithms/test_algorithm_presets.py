@@ -246,6 +246,27 @@ def repaired(name, setting, changed):
     return {k: v for k, v in changed.items() if k in reads}
 
 
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("grpo", {"kl_coef": float("inf")}),
+        ("grpo", {"eps": float("inf")}),
+        ("grpo", {"dual_clip": float("inf")}),
+        ("dr_grpo", {"constant": float("inf")}),
+        ("clip_cov", {"cov_low": float("nan")}),
+        ("grpo", {"clip_high": float("nan")}),
+    ],
+)
+def test_what_is_not_finite_is_refused(name, setting):
+    with pytest.raises(ConfigError, match="not finite"):
+        make(name, **setting)
+
+
+def test_infinity_can_stand_for_no_bound():
+    make("ppo", value_clip=float("inf"))
+    make("grpo", clip_high=float("inf"))
+
+
 def test_a_setting_of_another_row_is_refused():
     with pytest.raises(ConfigError, match=r"algo\.gate_positive is set, but grpo.*sapo"):
         make("grpo", gate_positive=1.0)
@@ -259,6 +280,8 @@ def test_a_setting_of_another_row_is_refused():
         make("grpo", constant=5.0)
     with pytest.raises(ConfigError, match=r"correction_low.*correction=truncate"):
         make("grpo", correction="truncate", correction_low=0.5)
+    with pytest.raises(ConfigError, match=r"grpo with these other settings does not use it"):
+        make("grpo", objective="pg", clip_low=0.1)
     with pytest.raises(ConfigError, match=r"ratio_level.*gmpo"):
         make("gmpo", ratio_level="sequence")
     with pytest.raises(ConfigError, match="proximal"):
