@@ -123,7 +123,7 @@ def soft_cap(x: Float[Array, "..."], cap: float | None) -> Float[Array, "..."]:
 
 
 def gated_mlp(
-    x: Float[Array, "... d"], layer: dict[str, Array], activation: str = "silu"
+    x: Float[Array, "... d"], layer: dict[str, Any], activation: str = "silu"
 ) -> Float[Array, "... d"]:
     """``down(act(gate(x)) · up(x))`` (https://arxiv.org/abs/2002.05202), biases where present."""
     gate = linear(x, layer["gate"], layer.get("gate_bias"))
