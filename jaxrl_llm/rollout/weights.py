@@ -26,6 +26,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers import accumulation_dtype
 from jaxrl_llm.models.transformer import Params, output_head, unstack_layers
 
+HEAD_ROWS = 32  # beyond which logits cost more to turn round than the product saves
 MAX_COLUMNS = 1024  # of a product's sum, so that its order is the same for 16 rows and for 64
 GROUPS = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up"), "o": ("o",), "down": ("down",)}
 
@@ -51,7 +52,10 @@ def views(params: Params, config: ModelConfig, form: Form) -> Params:
     if form == "plain":
         return params
     layers = tuple(_view_layer(layer, config) for layer in params["layers"])
-    head = Int8(params["packed_head"]) if form == "int8" else Left((output_head(params),))
+    if form == "int8":
+        head = Int8(params["packed_head"])
+    else:
+        head = Left((output_head(params),), most_rows=HEAD_ROWS)
     return {**params, "layers": layers, "head": head}
 
 
@@ -108,9 +112,10 @@ def _quantize(w: Float[Array, "o i"]) -> tuple[Int[Array, "o i"], Scales]:
 
 @dataclasses.dataclass(frozen=True)
 class Left:
-    """A matrix, in parts by columns, as the left operand."""
+    """A matrix, in parts by columns, as the left operand of at most `most_rows` rows."""
 
     parts: tuple[Float[Array, "o _"], ...]
+    most_rows: int | None = None
 
     def transposed(self, rows: Float[Array, "m i"]) -> Float[Array, "o m"]:
         start, total = 0, None
@@ -127,6 +132,10 @@ class Left:
         return total
 
     def product(self, rows: Float[Array, "m i"]) -> Float[Array, "m o"]:
+        if self.most_rows is not None and rows.shape[0] > self.most_rows:
+            (matrix,) = self.parts
+            wide = accumulation_dtype(rows.dtype)
+            return jnp.einsum("mi,oi->mo", rows, matrix, preferred_element_type=wide)
         # Without the barrier XLA turns the transposed product back into rows · Wᵀ.
         return jax.lax.optimization_barrier(self.transposed(rows)).T
 

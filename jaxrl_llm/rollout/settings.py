@@ -1,0 +1,115 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""The engine's sizes, and what it counts."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from jaxrl_llm.errors import ConfigError
+from jaxrl_llm.rollout.kv_cache import default_num_pages
+
+POOL_TOKENS = 512  # of prompt and of completion, for which the default pool has room in every slot
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineConfig:
+    """Sizes of the sampler.
+
+    Attributes:
+        max_prompt_tokens: the longest prompt.
+        max_new_tokens: the most tokens of a completion.
+        slots: sequences decoded at a time.
+        page_size: tokens in a page of the cache.
+        num_pages: pages in all; None: enough that groups of requests of up to 512 + 512 tokens
+            fill every slot (`default_num_pages`).
+        group_size: samples per prompt that the default pool is made for.
+        decode_steps: the most tokens per slot between two looks of the host.
+        prefill_tokens: prompt tokens computed at a time (more suits an accelerator); on a CPU
+            a multiple of 16, so that a prompt's numbers don't depend on it.
+        weights: "native", as they are handed over; "bfloat16", rounded; "int8", each row of a
+            matrix rounded to 8 bits, and what it is multiplied with, too: the log-probabilities
+            are then those of another model, so training needs a correction.
+        attention: "pages" reads the cache through block tables, "view" through a dense copy of
+            the running rows (`view.py`); "auto" is the view on a CPU.
+    """
+
+    max_prompt_tokens: int
+    max_new_tokens: int
+    slots: int = 64
+    page_size: int = 16
+    num_pages: int | None = None
+    group_size: int = 1
+    decode_steps: int = 64
+    prefill_tokens: int = 64
+    weights: Literal["native", "bfloat16", "int8"] = "native"
+    attention: Literal["auto", "view", "pages"] = "auto"
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, str):
+                continue
+            least = {"num_pages": 2, "prefill_tokens": 8}.get(field.name, 1)
+            if value is not None and value < least:
+                raise ConfigError(f"bad {field.name}", got=value, expected=f"≥ {least}")
+
+
+@dataclasses.dataclass
+class EngineStats:
+    """Counts since the engine was made; `snapshot()` and subtract for the counts of a part.
+
+    Attributes:
+        decode_steps: steps of the decode loop.
+        decoded_slots: slots computed in them, idle ones included: the work that was done.
+        useful_tokens: tokens that ended up in rollouts.
+        prefill_tokens: tokens prefilled (a prompt once per group; preempted samples again).
+        prefill_slots: places computed for them, padding included.
+        copied_pages: partial pages copied for samples of a group.
+        preempted: samples that lost their pages to others for a while.
+        decode_calls: times the host started the decode loop.
+        peak_pages: the most pages in use at a time.
+        programs: distinct programs (by shape) that were needed, so compiled at most once each.
+    """
+
+    decode_steps: int = 0
+    decoded_slots: int = 0
+    useful_tokens: int = 0
+    prefill_tokens: int = 0
+    prefill_slots: int = 0
+    copied_pages: int = 0
+    preempted: int = 0
+    decode_calls: int = 0
+    peak_pages: int = 0
+    programs: int = 0
+
+    def snapshot(self) -> EngineStats:
+        return dataclasses.replace(self)
+
+    def since(self, earlier: EngineStats) -> EngineStats:
+        """Counts since a snapshot (`peak_pages` stays the peak of all time)."""
+        counts = {
+            f.name: getattr(self, f.name) - getattr(earlier, f.name)
+            for f in dataclasses.fields(self)
+        }
+        return EngineStats(**{**counts, "peak_pages": self.peak_pages})
+
+
+def default_pool(config: EngineConfig) -> int:
+    """Pages that fill every slot with requests of up to 512 + 512 tokens, or one of the longest:
+    what could be asked for beyond that costs no memory until it is, and then samples wait."""
+    sizes = {"page_size": config.page_size, "group_size": config.group_size}
+    usual = default_num_pages(
+        slots=config.slots,
+        max_prompt_tokens=min(config.max_prompt_tokens, POOL_TOKENS),
+        max_new_tokens=min(config.max_new_tokens, POOL_TOKENS),
+        **sizes,
+    )
+    longest = default_num_pages(
+        slots=1,
+        max_prompt_tokens=config.max_prompt_tokens,
+        max_new_tokens=config.max_new_tokens,
+        **sizes,
+    )
+    return max(usual, longest)
