@@ -23,13 +23,15 @@ import sys
 from importlib.machinery import SourceFileLoader
 
 _PLAIN_INT = 1 << 53
+_MOST_ITEMS = 10_000
 
 
 def encode(value):
     """A value as JSON: plain scalars and lists as they are, the rest as `{"type": content}`.
 
     Raises TypeError for what is not built of None, bool, int, float, complex, str, bytes, list,
-    tuple, dict, set and frozenset. Subclasses (named tuples, counters, …) are encoded as these.
+    tuple, dict, set and frozenset, or a range, an iterator (its first items), a view of a dict, a
+    deque, a Decimal or a Fraction. Subclasses (named tuples, counters, …) are encoded as these.
     """
     if value is None or isinstance(value, bool | str):
         return str(value) if isinstance(value, str) else value
@@ -48,14 +50,41 @@ def encode(value):
     if isinstance(value, tuple):
         return {"tuple": [encode(item) for item in value]}
     if isinstance(value, set | frozenset):
-        return {"set": [encode(item) for item in value]}
+        kind = "set" if isinstance(value, set) else "frozenset"
+        return {kind: [encode(item) for item in value]}
     if isinstance(value, dict):
         return {"dict": [[encode(key), encode(item)] for key, item in value.items()]}
-    raise TypeError(f"a value of type {type(value).__name__} can't be compared")
+    return _encode_rarer(value)
+
+
+def _encode_rarer(value):
+    name = type(value).__name__
+    if isinstance(value, range):
+        return {"range": [encode(part) for part in (value.start, value.stop, value.step)]}
+    if name in ("Decimal", "Fraction"):
+        return {name: str(value)}
+    if name in ("deque", "dict_keys", "dict_values", "dict_items"):
+        return {name: [encode(item) for item in value]}
+    if hasattr(type(value), "__next__"):
+        return {"iterator": _first_items(value)}
+    raise TypeError(f"a value of type {name} can't be compared")
+
+
+def _first_items(iterator):
+    """[items, whether these are all]: it may have no end, or raise after some."""
+    items = []
+    try:
+        for item in iterator:
+            if len(items) == _MOST_ITEMS:
+                return [items, False]
+            items.append(encode(item))
+    except Exception:
+        return [items, False]
+    return [items, True]
 
 
 def decode(value):
-    """The value that `encode` encoded (a frozenset comes back as a set)."""
+    """The value that `encode` encoded."""
     if isinstance(value, list):
         return [decode(item) for item in value]
     if not isinstance(value, dict):
@@ -71,11 +100,40 @@ def decode(value):
         return bytes.fromhex(content)
     if kind == "tuple":
         return tuple(map(decode, content))
-    if kind == "set":
-        return set(map(decode, content))
+    if kind in ("set", "frozenset"):
+        return (set if kind == "set" else frozenset)(map(decode, content))
     if kind == "dict":
         return {decode(key): decode(item) for key, item in content}
+    return _decode_rarer(kind, content)
+
+
+def _decode_rarer(kind, content):
+    if kind == "range":
+        return range(*map(decode, content))
+    if kind == "iterator":
+        return _again(*content)
+    if kind == "dict_keys":
+        return dict.fromkeys(map(decode, content)).keys()
+    if kind == "dict_values":
+        return dict(enumerate(map(decode, content))).values()
+    if kind == "dict_items":
+        return dict(map(decode, content)).items()
+    if kind in ("deque", "Decimal", "Fraction"):
+        import collections
+        import decimal
+        import fractions
+
+        if kind == "deque":
+            return collections.deque(map(decode, content))
+        return (decimal.Decimal if kind == "Decimal" else fractions.Fraction)(content)
     raise ValueError(f"unknown type {kind!r}")
+
+
+def _again(items, complete):
+    """An iterator over encoded items, which fails where nobody knows how it went on."""
+    yield from map(decode, items)
+    if complete is not True:
+        raise ValueError("the program's iterator has no end, or raised")
 
 
 def _read(name):
@@ -155,8 +213,8 @@ def _judge(results):
     namespace = {}
     exec(job.get("setup", ""), namespace)
     for index, case in enumerate(job["cases"]):
-        names = {f"_value_{i}": decode(value) for i, value in enumerate(case["values"])}
         try:
+            names = {f"_value_{i}": decode(value) for i, value in enumerate(case["values"])}
             holds = bool(eval(case["condition"], {**namespace, **names}))
         except Exception as error:
             _report(results, "error", index, f"{type(error).__name__}: {error}"[:200])

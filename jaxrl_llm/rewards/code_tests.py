@@ -6,8 +6,13 @@
     {"kind": "stdio", "cases": [{"stdin": "1 2\\n", "stdout": "3\\n"}, …]}
     {"kind": "asserts", "setup": "import math", "asserts": ["assert add(1, 2) == 3", …]}
 
-The sandbox is given arguments and input only. Of an assert it is given the calls to be made; what
-they are compared with stays here, or is worked out in a second sandbox that never held the program.
+The sandbox is given arguments and input only. Of an assert it is given the calls to be made, and of
+the setup what their arguments need; what they are compared with stays here, or is worked out in a
+second sandbox that never held the program. Asserts whose calls and expected values need the same
+definition of the setup can't be judged so, and are refused.
+
+Calls compare types too, as JSON has them. An assert means what Python means: 1 == 1.0 == True,
+and `list(f(3))` takes a generator.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_llm.rewards import code_harness
-from jaxrl_llm.rewards.code_asserts import split_asserts, whole_floats
+from jaxrl_llm.rewards.code_asserts import equal_forms, is_plain, split_asserts
 from jaxrl_llm.rewards.code_harness import encode
 from jaxrl_llm.rewards.sandbox import Job, Limits, Outcome, Runner
 
@@ -279,18 +284,25 @@ def _lines(text: str) -> list[str]:
 def _run_asserts(program, tests, runner, limits, language) -> CodeReport:
     setup = _field(tests, "setup", str, "")
     entry = _field(tests, "entry", str, "")
-    asserts = split_asserts(_field(tests, "asserts", (list, str)), setup, entry)
+    asserts, for_calls = split_asserts(_field(tests, "asserts", (list, str)), setup, entry)
     rows = [{"expressions": list(each.calls)} for each in asserts]
-    report, values, notes = _in_sandbox(program, {"setup": setup, "cases": rows}, runner, limits)
+    report, values, notes = _in_sandbox(
+        program, {"setup": for_calls, "cases": rows}, runner, limits
+    )
     shaped = {
         i: value
         for i, value in values.items()
         if 0 <= i < len(asserts) and isinstance(value, list) and len(value) == len(asserts[i].calls)
     }
     passed = [False] * len(asserts)
-    judged = [i for i in shaped if not asserts[i].is_literal]
-    for i in shaped.keys() - set(judged):
-        passed[i] = _guarded(lambda i=i: same(whole_floats(shaped[i][0]), asserts[i].expected))
+    judged = []
+    for i, value in shaped.items():
+        if asserts[i].is_literal and _guarded(lambda value=value: is_plain(value)):
+            passed[i] = _guarded(
+                lambda i=i, value=value: same(equal_forms(value[0]), asserts[i].expected)
+            )
+        else:
+            judged.append(i)
     if judged:
         cases = [{"condition": asserts[i].condition, "values": shaped[i]} for i in judged]
         second, holds, more = _in_sandbox(None, {"setup": setup, "cases": cases}, runner, limits)

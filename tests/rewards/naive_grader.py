@@ -70,3 +70,13 @@ def grade_output(program: str, expected: str, folder: pathlib.Path) -> bool:
     command = [sys.executable, "printing.py"]
     done = subprocess.run(command, cwd=folder, capture_output=True, timeout=60, text=True)
     return done.stdout.strip() == expected
+
+
+def grade_asserts(program: str, asserts: list[str], setup: str, folder: pathlib.Path) -> bool:
+    """Pays if the program, the setup and the asserts run in one process without an error."""
+    (folder / "setup.json").write_text(json.dumps({"setup": setup}))
+    text = "\n".join([program, setup, *asserts, "print('all passed')\n"])
+    (folder / "asserting.py").write_text(text)
+    command = [sys.executable, "asserting.py"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, timeout=60, text=True)
+    return done.stdout.strip() == "all passed"
