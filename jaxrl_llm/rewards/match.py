@@ -14,14 +14,8 @@ import re
 from collections.abc import Sequence
 
 from jaxrl_llm.rewards.answer import answer_text, stated_answer
+from jaxrl_llm.rewards.math_choices import chosen_letter
 from jaxrl_llm.types import Rollout
-
-_LETTER = re.compile(
-    r"(?:\\text(?:bf|it|rm)?\{)?\s*(?:\((?P<bracketed>[A-Za-z])\)|(?P<bare>[A-Za-z])(?![A-Za-z]))"
-    r"\s*\}?\s*[.:)]?\s*(?P<rest>.*)",
-    re.DOTALL,
-)
-_OTHER_LETTER = re.compile(r"\([A-Za-z]\)|\b[A-Z]\b(?=\s*(?:[.:)]|$|,|or\b|and\b))")
 
 
 def _said(rollout: Rollout, whole: bool) -> str | None:
@@ -48,13 +42,7 @@ class MultipleChoice:
 
 
 def _choice(text: str | None) -> str | None:
-    match = _LETTER.fullmatch(text.strip()) if text else None
-    if match is None or _OTHER_LETTER.search(match["rest"]):
-        return None
-    # A bare letter with text after it must be set off from it: `B: text`, not `A cat`.
-    if match["bare"] and match["rest"] and not re.match(r"\w\s*[.:)]", text.strip()):
-        return None
-    return (match["bracketed"] or match["bare"]).upper()
+    return chosen_letter(text) if text else None
 
 
 def _right_choice(answer: object) -> str:

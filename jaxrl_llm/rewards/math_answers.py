@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import re
 
+from jaxrl_llm.rewards.math_choices import chosen_letter
 from jaxrl_llm.rewards.math_equality import equal, proportional
 from jaxrl_llm.rewards.math_parser import NotMathematics, parse
 from jaxrl_llm.rewards.math_units import without_unit
@@ -29,7 +30,6 @@ _TEXT = re.compile(
     r"\\(?:text(?:bf|it|rm|normal|sf|tt)?|mbox|mathrm|mathbf|mathit|boldsymbol)\s*\{([^{}]*)\}"
 )
 _CHOICE = re.compile(r"\(?([A-J])\)?[.:)]?")
-_CHOICE_AND_TEXT = re.compile(r"\(([A-J])\)\s*(?!.*\([A-J]\)).*", re.DOTALL)
 _VARIABLE = re.compile(r"\\?[A-Za-z]+(?:_(?:\{\w+\}|\w))?(?:\s*\(\s*[A-Za-z]\s*\))?")
 _MATRIX = re.compile(r"\\begin\{([pbv]?matrix)\}(.*?)\\end\{\1\}", re.DOTALL)
 _THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
@@ -113,13 +113,11 @@ def _plain(text: str) -> str:
 
 
 def _choices(stated: str, right: str, depth: int) -> bool | None:
-    """The right answer is one of A to J: nothing but its letter, or (letter) and its text."""
+    """The right answer is one of A to J: that letter alone, or set off from its text."""
     wanted = _CHOICE.fullmatch(_TEXT.sub(r"\1", right).strip())
     if wanted is None:
         return None
-    said = _TEXT.sub(r"\1", stated).strip()
-    match = _CHOICE.fullmatch(said) or _CHOICE_AND_TEXT.fullmatch(said)
-    return match[1] == wanted[1] if match else None
+    return chosen_letter(_TEXT.sub(r"\1", stated)) == wanted[1]
 
 
 def _texts(stated: str, right: str, depth: int) -> bool | None:
@@ -294,12 +292,32 @@ def _relations(stated: str, right: str, depth: int) -> bool | None:
     if len(sides[0]) == len(sides[1]) == 2:
         if _plain(sides[0][0]) == _plain(sides[1][0]):
             return _same(sides[0][1], sides[1][1], depth + 1)
+        if solved := _solved(sides[1]):
+            found = _solved(sides[0])
+            same_variable = found is not None and _plain(found[0]) == _plain(solved[0])
+            return same_variable and _same(found[1], solved[1], depth + 1)
         left, other = (parse(side[0]) - parse(side[1]) for side in sides)
         return proportional(left, other)
     for side in sides:
         if len(side) == 2 and not _VARIABLE.fullmatch(side[0]):
             return False
     return _same(sides[0][-1], sides[1][-1], depth + 1)
+
+
+def _solved(sides: list[str]) -> tuple[str, str] | None:
+    """The variable and its value if an equation is solved: `x = 2`, not `y = 2x + 1`.
+
+    Every equation with the root 2 is proportional to `x = 2`, also the one that was to be solved.
+    """
+    for variable, value in (sides, sides[::-1]):
+        if not _VARIABLE.fullmatch(variable):
+            continue
+        try:
+            if not parse(without_unit(value)[0]).free_symbols:
+                return variable, value
+        except NotMathematics:
+            return variable, value  # a set, a pair or words
+    return None
 
 
 def _chain(text: str) -> tuple[list[str], list[str]]:
