@@ -47,8 +47,11 @@ def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, 
     mesh = make_mesh(config.mesh)
     model = load(config.model.path, jnp.dtype(config.model.dtype))
     _, heldout_prompts, stream = build_data(config, model.tokenizer, model.config, directory.seed)
+    # Scalings of rotary frequencies that depend on the length are the same for a whole run.
+    longest = config.sampler.max_prompt_tokens + config.sampler.max_new_tokens
+    model_config = dataclasses.replace(model.config, context=longest)
     trainer = build_trainer(
-        config, model.config, model.params, model.tokenizer, mesh, directory.seed, stream
+        config, model_config, model.params, model.tokenizer, mesh, directory.seed, stream
     )
     greedy = dataclasses.replace(trainer.sampling, temperature=0.0)
     show = Show(

@@ -209,12 +209,17 @@ class RLConfig:
             )
         check_rewards(self.rewards)
         check_supported(resolve_algorithm(self), self)
-        if self.filter.reward is not None and self.filter.reward not in self.rewards:
-            raise ConfigError(
-                "filter.reward names no reward of this config",
-                got=self.filter.reward,
-                expected=" or ".join(self.rewards),
-            )
+        named = {
+            "filter.reward": self.filter.reward,
+            "curriculum.pass_part": self.curriculum.pass_part,
+        }
+        for field, reward in named.items():
+            if reward is not None and reward.partition("/")[0] not in self.rewards:
+                raise ConfigError(
+                    f"{field} names no reward of this config",
+                    got=reward,
+                    expected=" or ".join(self.rewards),
+                )
         prompts, parts = self.train.prompts_per_step, self.train.minibatches
         if prompts % parts:
             fitting = [count for count in range(1, prompts + 1) if prompts % count == 0]

@@ -52,7 +52,8 @@ NAMES = [*STANDS_FOR.values(), *EXTRAS]
 def data():
     """A batch's fields and what the model says of it, as NumPy arrays."""
     batch, model = ragged_batch(ROWS, COLUMNS, seed=11)
-    return {name: np.asarray(x) for name, x in vars(batch).items()}, model
+    fields = {name: np.asarray(x) for name, x in vars(batch).items() if x is not None}
+    return fields, model
 
 
 def pieces(tree, size, rows=range(ROWS)):

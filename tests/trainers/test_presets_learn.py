@@ -84,3 +84,9 @@ def test_settings_without_effect_are_refused(wrong, tmp_path, capsys):
     run_dir = tmp_path / "run"
     assert main(["--config=tiny_grpo.py", "--mesh.data=1", wrong, f"--run-dir={run_dir}"]) == 2
     assert "no effect" in capsys.readouterr().err and not run_dir.exists()
+
+
+def test_a_filter_by_a_reward_that_is_not_there_is_refused(tmp_path, capsys):
+    wrong = ["--filter.refill=prompts", "--filter.reward=right"]
+    assert main(["--config=tiny_grpo.py", *wrong, f"--run-dir={tmp_path / 'run'}"]) == 2
+    assert "names no reward" in capsys.readouterr().err
