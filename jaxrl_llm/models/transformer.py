@@ -24,6 +24,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxrl_llm.models.attention import causal_segments, masked_attention, within_window
@@ -37,7 +38,7 @@ from jaxrl_llm.models.weights import Weight
 Params = dict[str, Any]
 
 
-def abstract_params(config: ModelConfig, dtype: jnp.dtype = jnp.float32) -> Params:
+def abstract_params(config: ModelConfig, dtype: DTypeLike = jnp.float32) -> Params:
     """Parameters as `jax.ShapeDtypeStruct`, for planning and for restoring checkpoints."""
     return jax.tree.map(
         lambda shape: jax.ShapeDtypeStruct(shape, dtype),
@@ -46,7 +47,7 @@ def abstract_params(config: ModelConfig, dtype: jnp.dtype = jnp.float32) -> Para
     )
 
 
-def init_params(config: ModelConfig, key: PRNGKeyArray, dtype: jnp.dtype = jnp.float32) -> Params:
+def init_params(config: ModelConfig, key: PRNGKeyArray, dtype: DTypeLike = jnp.float32) -> Params:
     """Random parameters: matrices normal with deviation 0.02, norms neutral, biases 0."""
     paths, treedef = jax.tree_util.tree_flatten_with_path(
         param_shapes(config), is_leaf=lambda x: isinstance(x, tuple)

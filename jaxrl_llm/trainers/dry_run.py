@@ -17,12 +17,12 @@ from jaxrl_llm.data.pipeline import make_prompt
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import abstract_params
 from jaxrl_llm.rewards.base import score
-from jaxrl_llm.rollout.kv_cache import default_num_pages
+from jaxrl_llm.rollout.settings import default_pool
 from jaxrl_llm.sharding.mesh import make_mesh
 from jaxrl_llm.text.chat import encode_prompt
 from jaxrl_llm.text.templates import with_template
 from jaxrl_llm.text.tokenizer import Tokenizer
-from jaxrl_llm.trainers.build import build_data, row_planner, stop_ids, total_updates
+from jaxrl_llm.trainers.build import build_data, engine_config, row_planner, stop_ids, total_updates
 from jaxrl_llm.trainers.build_supervised import check_context, check_micro_batch
 from jaxrl_llm.trainers.encoders import encode_examples
 from jaxrl_llm.trainers.optimizers import make_optimizer
@@ -122,13 +122,7 @@ def memory(config: RLConfig, model_config: ModelConfig, devices: int) -> dict[st
     tokens = plan.micro // devices * width
     layer = 6 * model_config.hidden_size + 4 * model_config.intermediate_size
     sampler = config.sampler
-    pages = sampler.num_pages or default_num_pages(
-        slots=sampler.slots,
-        page_size=sampler.page_size,
-        max_prompt_tokens=sampler.max_prompt_tokens,
-        max_new_tokens=sampler.max_new_tokens,
-        group_size=sampler.group_size,
-    )
+    pages = sampler.num_pages or default_pool(engine_config(sampler))
     cached = pages * sampler.page_size
     kept = 1 if config.model.remat else model_config.num_layers
     result = {
