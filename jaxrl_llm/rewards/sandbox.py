@@ -36,6 +36,7 @@ from jaxrl_llm.rewards.sandbox_watch import watch
 _ATTEMPTS = 3
 _SIDE_BY_SIDE = 3  # most of a short run is waiting for the kernel to make and end namespaces
 _STARTED = b"started\n"
+_STARVED = "no CPU time to be had"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +144,8 @@ class Sandbox:
             )
 
     def run(self, job: Job) -> Outcome:
-        """Runs a job; tries again where the sandbox itself failed.
+        """Runs a job; tries again where the sandbox itself failed, but not after the long wait for
+        CPU time that a machine did not have.
 
         Raises:
             RewardError: this kind of sandbox does not work on this machine at all.
@@ -152,7 +154,7 @@ class Sandbox:
         outcome = Outcome("unavailable")
         for _ in range(_ATTEMPTS):
             outcome = self._run_once(job)
-            if outcome.status != "unavailable":
+            if outcome.status != "unavailable" or outcome.reason == _STARVED:
                 break
         return outcome
 
@@ -241,7 +243,7 @@ def _outcome(
     texts = {name: data.decode("utf-8", "replace") for name, data in seen.written.items()}
     if not seen.written["stdout"].startswith(_STARTED) or seen.ended == "starved":
         # The first line is written by the shell that is about to become the program.
-        reason = "no CPU time to be had" if seen.ended == "starved" else texts["stderr"].strip()
+        reason = _STARVED if seen.ended == "starved" else texts["stderr"].strip()
         return Outcome(
             "unavailable", reason=reason or "the sandbox did not start", cpu_s=seen.cpu_s
         )

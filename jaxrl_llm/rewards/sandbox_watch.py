@@ -53,8 +53,9 @@ def watch(
     """Waits for a process, started as the leader of its own session, and for all that it started.
 
     Time is up after `cpu_s` CPU seconds of the whole tree, or after `idle_s` seconds in which
-    nothing of it ran or waited for a CPU. Whatever happens, the process group is killed at the end.
-    `inner` is a process descriptor of the first process of a PID namespace: all in it dies with it.
+    nothing of it ran or waited for a CPU (or had lowered its own priority and waited). Whatever
+    happens, the process group is killed at the end. `inner` is a process descriptor of the first
+    process of a PID namespace: all in it dies with it.
     """
     written = {name: bytearray() for name in streams}
     tree = _Tree(process.pid)
@@ -118,38 +119,95 @@ def _kill(process: subprocess.Popen, inner: int | None) -> None:
 
 
 class _Tree:
-    """CPU seconds used, and seconds spent waiting for a CPU, by a process and its descendants."""
+    """CPU seconds that a process and its descendants used, and seconds in which they were idle.
+
+    Between two looks the tree was idle for as long as none of its threads ran or waited for a CPU.
+    The kernel books a wait when it is over, so nothing counts as idle while a thread is runnable.
+    Who lowered their own priority wait because of that: their waiting counts as idle.
+    """
 
     def __init__(self, root: int):
         self._root = root
-        self._waited: dict[int, float] = {}
-        self.cpu_s = 0.0
+        self._priority = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)
+        self._seen: dict[tuple[int, int], tuple[float, float]] = {}
+        self._last = _Times()
+        self._checked = 0.0
+        self._stepped_back = False
+        self._idle_s = self.cpu_s = 0.0
 
     def verdict(self, elapsed: float, cpu_s: float, idle_s: float) -> tuple[str, str] | None:
-        self._look()
+        times = self._look()
+        busy = max(times.cpu_s - self._last.cpu_s, times.ran_s - self._last.ran_s)
+        if not self._stepped_back:
+            busy += times.waited_s - self._last.waited_s
+        if self._stepped_back or not times.runnable:
+            self._idle_s += max(0.0, elapsed - self._checked - max(0.0, busy))
+        self._last, self._checked = times, elapsed
+        self.cpu_s = max(self.cpu_s, times.cpu_s)
         if self.cpu_s >= cpu_s:
             return "timeout", f"used {self.cpu_s:.1f} of {cpu_s:g} CPU seconds"
-        idle = elapsed - self.cpu_s - sum(self._waited.values())
-        if idle >= idle_s:
-            return "timeout", f"idle for {idle:.1f} of {idle_s:g} seconds"
+        if self._idle_s >= idle_s:
+            lowered = ", having lowered its own priority" if self._stepped_back else ""
+            return "timeout", f"idle for {self._idle_s:.1f} of {idle_s:g} seconds{lowered}"
         if elapsed >= _STARVED * (cpu_s + idle_s):
             return "starved", f"got {self.cpu_s:.1f} CPU seconds in {elapsed:.0f} seconds"
         return None
 
-    def _look(self) -> None:
-        total, todo = 0.0, [self._root]
+    def _look(self) -> _Times:
+        times, todo = _Times(), [self._root]
         while todo:
-            pid = todo.pop()
+            folder = f"/proc/{todo.pop()}"
             try:
-                with open(f"/proc/{pid}/stat", "rb") as file:
-                    fields = file.read().rpartition(b")")[2].split()
-                with open(f"/proc/{pid}/schedstat", "rb") as file:
-                    self._waited[pid] = int(file.read().split()[1]) * 1e-9
-                for thread in os.listdir(f"/proc/{pid}/task"):
-                    with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-                        todo += map(int, file.read().split())
+                fields = _stat(folder)
+                threads = os.listdir(f"{folder}/task")
             except OSError:  # it ended meanwhile; its parent has its CPU time
                 continue
+            self._stepped_back |= _session_priority(folder) > 0
             # User and system time, its own and that of the children it has waited for.
-            total += sum(map(int, fields[11:15])) / _CLOCK_TICKS
-        self.cpu_s = max(self.cpu_s, total)
+            times.cpu_s += sum(map(int, fields[11:15])) / _CLOCK_TICKS
+            for thread in threads:
+                with contextlib.suppress(OSError):
+                    todo += self._look_at_thread(f"{folder}/task/{thread}", int(thread), times)
+        times.ran_s = sum(ran for ran, _ in self._seen.values())
+        times.waited_s = sum(waited for _, waited in self._seen.values())
+        return times
+
+    def _look_at_thread(self, folder: str, thread: int, times: _Times) -> list[int]:
+        """Adds a thread to the times; gives back the processes that it started."""
+        fields = _stat(folder)
+        times.runnable |= fields[0] == b"R"
+        nice, policy = int(fields[16]), int(fields[38])
+        self._stepped_back |= nice > self._priority[0] or policy != self._priority[1]
+        with open(f"{folder}/schedstat", "rb") as file:
+            ran, waited = file.read().split()[:2]
+        # A thread that ended keeps its share, and the number of another may be its own again.
+        self._seen[thread, int(fields[19])] = int(ran) * 1e-9, int(waited) * 1e-9
+        with open(f"{folder}/children", "rb") as file:
+            return list(map(int, file.read().split()))
+
+
+@dataclasses.dataclass
+class _Times:
+    """Sums over the tree: CPU seconds as processes have them (ended children included) and as
+    threads have them, seconds that threads waited for a CPU, and whether one can run now.
+    """
+
+    cpu_s: float = 0.0
+    ran_s: float = 0.0
+    waited_s: float = 0.0
+    runnable: bool = False
+
+
+def _stat(folder: str) -> list[bytes]:
+    """The fields of a process or thread after its name, beginning with its state."""
+    with open(f"{folder}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()
+
+
+def _session_priority(folder: str) -> int:
+    """The nice value of a process's whole session, on kernels that schedule these as groups."""
+    try:
+        with open(f"{folder}/autogroup", "rb") as file:
+            return int(file.read().split()[-1])
+    except (OSError, ValueError, IndexError):
+        return 0

@@ -231,6 +231,50 @@ def test_verdicts_do_not_change_on_a_busy_machine():
     assert [outcome.stdout for outcome in outcomes[:3]] == ["done\n"] * 3
 
 
+def test_threads_and_lowered_priorities_on_a_busy_machine():
+    """A thread that works is not idle; who steps back behind the others has used up its time."""
+    core = max(os.sched_getaffinity(0))
+    mine = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})  # the sandbox inherits it: all of them share one CPU
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+    works = (
+        "import threading, time\n"
+        "def work():\n"
+        "    while time.process_time() < 0.5: pass\n"
+        "    print('done')\n"
+        "thread = threading.Thread(target=work)\n"
+        "thread.start(); thread.join()\n"
+    )
+    try:
+        assert _says(works, limits=Limits(cpu_s=2.0, idle_s=1.0)) == "done"
+        begin = time.monotonic()
+        for step_back in (
+            "os.nice(12)",
+            "os.sched_setscheduler(0, 5, os.sched_param(0))",
+            "if os.path.exists(p := '/proc/self/autogroup'): open(p, 'w').write('15')",
+        ):
+            outcome = _python(f"import os\n{step_back}\nwhile True: pass")
+            assert outcome.status == "timeout", outcome
+        assert time.monotonic() - begin < 90.0
+    finally:
+        os.sched_setaffinity(0, mine)
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+def test_a_machine_without_cpu_time_is_asked_once(monkeypatch):
+    runs = []
+
+    def starved(self, job):
+        runs.append(job)
+        return Outcome("unavailable", reason=sandbox._STARVED)
+
+    assert _says("print(1)") == "1"
+    monkeypatch.setattr(Sandbox, "_run_once", starved)
+    assert _python("print(1)").status == "unavailable" and len(runs) == 1
+
+
 # ----------------------------------------------------------------------------
 # When it does not work
 # ----------------------------------------------------------------------------
