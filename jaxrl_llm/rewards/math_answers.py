@@ -7,7 +7,7 @@ Documented choices, where teachers differ:
 - Where the right answer is a rational number, a sum, product or function of numbers is an
 unfinished
   answer: 17·2 is not 34. One power or root is finished: 2^{10} is 1024; so is 3·10^8.
-- 50% is 0.5. It is also 50, as many data sets drop the sign, unless the right answer is below 1.
+- 50% is 0.5. It is also 50, as many data sets drop the sign, unless the right answer is 1 or below.
 - A unit, degree or currency sign may be left out or added; two different units are two answers.
 - Text is compared without case, punctuation at its end and fonts.
 - Answers without brackets, separated by commas, "and" or "or", are a set; so is ±a.
@@ -16,6 +16,7 @@ unfinished
 from __future__ import annotations
 
 import json
+import math
 import re
 
 from jaxrl_llm.rewards.math_choices import chosen_letter
@@ -33,6 +34,8 @@ _CHOICE = re.compile(r"\(?([A-J])\)?[.:)]?")
 _VARIABLE = re.compile(r"\\?[A-Za-z]+(?:_(?:\{\w+\}|\w))?(?:\s*\(\s*[A-Za-z]\s*\))?")
 _MATRIX = re.compile(r"\\begin\{([pbv]?matrix)\}(.*?)\\end\{\1\}", re.DOTALL)
 _THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
+_CLOCK = re.compile(r"([0-9]{1,2}):([0-5][0-9])")
+_CLOCK_OR_RATIO = re.compile(r"[0-9]+\s*:\s*[0-9]+")
 _RELATION = re.compile(r"\\(?:leq?|geq?|neq?|lt|gt)(?![A-Za-z])|[<>≤≥≠]=?")
 _RELATIONS = {"\\leq": "≤", "\\le": "≤", "<=": "≤", "\\geq": "≥", "\\ge": "≥", ">=": "≥"}
 _RELATIONS |= {"\\neq": "≠", "\\ne": "≠", "\\lt": "<", "\\gt": ">"}
@@ -123,6 +126,8 @@ def _choices(stated: str, right: str, depth: int) -> bool | None:
 def _texts(stated: str, right: str, depth: int) -> bool | None:
     """Words: letters and spaces, written as text or three letters and longer."""
     words = [_words(text) for text in (stated, right)]
+    if all(re.fullmatch("[A-Z]{2}", _plain(text)) for text in (stated, right)):
+        return False  # a name, as of a line: AB is not BA
     if words[1] is None:
         return None
     return words[0] == words[1]
@@ -331,10 +336,15 @@ def _chain(text: str) -> tuple[list[str], list[str]]:
 
 
 def _values(stated: str, right: str) -> bool:
-    (said, said_unit), (wanted, wanted_unit) = without_unit(stated), without_unit(right)
+    if (clock := _CLOCK.fullmatch(right)) and (
+        _CLOCK_OR_RATIO.fullmatch(stated) or math.gcd(int(clock[1]), int(clock[2])) > 1
+    ):
+        return False  # a time of day is written one way; 2:5 is a ratio
+    wanted, wanted_unit = without_unit(right)
+    said, said_unit = without_unit(stated, wanted_unit)
     percent = said_unit == "%", wanted_unit == "%"
     units = {said_unit, wanted_unit} - {"", "%"}
-    if len(units) > 1:
+    if len(units) > 1 and units != {"lb", "£"}:  # pounds
         return False
     said, wanted = _without_commas(said), _without_commas(wanted)
     value = parse(wanted)
@@ -342,9 +352,9 @@ def _values(stated: str, right: str) -> bool:
         return False
     other = parse(said)
     if percent == (True, False):
-        return equal(other / 100, value) or (equal(other, value) and bool(abs(value) >= 1))
+        return equal(other / 100, value) or (equal(other, value) and bool(abs(value) > 1))
     if percent == (False, True):
-        return equal(other, value) or equal(other, value / 100)
+        return equal(other, value / 100) or (equal(other, value) and bool(abs(value) > 1))
     return equal(other, value)
 
 

@@ -41,12 +41,19 @@ def equal(left: sympy.Expr, right: sympy.Expr) -> bool:
         # A long decimal is not the irrational number that it begins like.
         if long.is_Rational and digits(long) > 30 and other.is_number:
             return False
+    # A number too small to show at any point must stand on both sides.
+    if _long_numbers(left) != _long_numbers(right):
+        return False
     values = [
         _values(expression, left.free_symbols | right.free_symbols) for expression in (left, right)
     ]
     return all(
         a is not None and b is not None and _close(a, b) for a, b in zip(*values, strict=True)
     )
+
+
+def _long_numbers(expression: sympy.Expr) -> set[sympy.Expr]:
+    return {number for number in expression.atoms(sympy.Rational) if digits(number) > 30}
 
 
 def proportional(left: sympy.Expr, right: sympy.Expr) -> bool:

@@ -265,7 +265,7 @@ class _Parser:
             return None
         above, below = (int(group) for group in match.groups() if group is not None)
         if above >= below:
-            return None
+            raise NotMathematics("a number before a fraction of 1 or more")
         self.place += length
         return sympy.Rational(above, below)
 
