@@ -21,6 +21,7 @@ import re
 
 from jaxrl_llm.rewards.math_choices import chosen_letter
 from jaxrl_llm.rewards.math_equality import equal, proportional
+from jaxrl_llm.rewards.math_intervals import as_intervals
 from jaxrl_llm.rewards.math_parser import NotMathematics, parse
 from jaxrl_llm.rewards.math_units import without_unit
 
@@ -39,6 +40,19 @@ _CLOCK_OR_RATIO = re.compile(r"[0-9]+\s*:\s*[0-9]+")
 _RELATION = re.compile(r"\\(?:leq?|geq?|neq?|lt|gt)(?![A-Za-z])|[<>≤≥≠]=?")
 _RELATIONS = {"\\leq": "≤", "\\le": "≤", "<=": "≤", "\\geq": "≥", "\\ge": "≥", ">=": "≥"}
 _RELATIONS |= {"\\neq": "≠", "\\ne": "≠", "\\lt": "<", "\\gt": ">"}
+_SAME_SIGNS = (
+    (r"\\(le|ge)qslant(?![A-Za-z])", r"\\\1q"),
+    (r"\\langle(?![A-Za-z])", "("),
+    (r"\\rangle(?![A-Za-z])", ")"),
+    (r"\\varnothing(?![A-Za-z])|∅", r"\\emptyset"),
+    (r"^\s*\\\{\s*\\\}\s*$", r"\\emptyset"),
+    (r"(?<=[0-9])_\{([0-9])\}", r"_\1"),
+    (r"½", r"\\frac12"),
+    (r"^\s*-\s*\(\s*-\s*([0-9]+(?:\.[0-9]+)?)\s*\)\s*$", r"\1"),
+)
+# What a number is said to be: `m + n`, an angle; not `x + x`, which is an equation to be solved.
+_SUM_OF_LETTERS = re.compile(r"[a-z](?:\s*\+\s*[a-z])+")
+_ANGLE = re.compile(r"\\angle\s*[A-Z]{1,3}")
 _MIRRORED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "≠": "≠"}
 _SEPARATING_WORDS = re.compile(
     r"\s*(?:,\s*)?\b(?:or|and)\b\s*|\\(?:lor|vee|land|wedge|quad\s*\\?text)\b"
@@ -50,7 +64,7 @@ _ATOMIC = re.compile(
     | \\frac\s*(?:\{\s*[+-]?[0-9.]+\s*\}|[0-9])\s*(?:\{\s*[+-]?[0-9.]+\s*\}|[0-9])
     | [0-9.]+\s*[/:]\s*-?[0-9.]+
     | \(?[+-]?[0-9.]+\)?\s*\^\s*(?:\{\s*[+-]?[0-9]+\s*\}|[0-9])
-    | \\sqrt\s*(?:\[[0-9]+\])?\s*(?:\{\s*[0-9.]+\s*\}|[0-9]) | sqrt\(\s*[0-9.]+\s*\)
+    | \\sqrt\s*(?:\[[0-9]+\])?\s*(?:\{\s*-?[0-9.]+\s*\}|[0-9]) | sqrt\(\s*[0-9.]+\s*\)
     | [0-9.]+\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{\s*[+-]?[0-9]+\s*\}|[0-9])
     )\s*""",
     re.VERBOSE,
@@ -86,6 +100,8 @@ def _clean(text: str) -> str:
         text = re.sub(re.escape(command) + r"(?![A-Za-z])", "", text)
     text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("−", "-")
     text = re.sub(r"(?<!\\)\\[!,;:> ]|~|\\q?quad(?![A-Za-z])", " ", text)
+    for one, other in _SAME_SIGNS:
+        text = re.sub(one, other, text)
     text = text.replace("{,}", ",") if re.search(r"[0-9]\{,\}[0-9]{3}", text) else text
     if re.fullmatch(r"[+-]?[0-9]{1,3}(?: [0-9]{3})+", text.strip()):
         text = text.replace(" ", "")
@@ -170,6 +186,8 @@ def _sets_of_answers(stated: str, right: str, depth: int) -> bool | None:
     if all(len(answers) == 1 and not braced for answers, braced in sets):
         return None
     (left, left_braced), (other, other_braced) = sets
+    if left_braced and other_braced:  # a set holds nothing twice
+        left, other = (list({_plain(one): one for one in part}.values()) for part in (left, other))
     if len(left) != len(other) or len(other) > _MOST_PARTS:
         return False
     if left_braced != other_braced and len(other) == 1:
@@ -255,6 +273,8 @@ def _unions(stated: str, right: str, depth: int) -> bool | None:
 
 def _bracketed(stated: str, right: str, depth: int) -> bool | None:
     """Tuples and intervals: the same brackets around the same parts in the same order."""
+    if intervals := as_intervals([_chain(text) for text in (stated, right)], (stated, right)):
+        stated, right = intervals
     parts = [_parts_in_brackets(text) for text in (stated, right)]
     if parts == [None, None]:
         return None
@@ -304,9 +324,16 @@ def _relations(stated: str, right: str, depth: int) -> bool | None:
         left, other = (parse(side[0]) - parse(side[1]) for side in sides)
         return proportional(left, other)
     for side in sides:
-        if len(side) == 2 and not _VARIABLE.fullmatch(side[0]):
+        if len(side) == 2 and not _names_a_value(side[0]):
             return False
     return _same(sides[0][-1], sides[1][-1], depth + 1)
+
+
+def _names_a_value(text: str) -> bool:
+    if _VARIABLE.fullmatch(text) or _ANGLE.fullmatch(text):
+        return True
+    letters = re.findall("[a-z]", text)
+    return _SUM_OF_LETTERS.fullmatch(text) is not None and len(set(letters)) == len(letters)
 
 
 def _solved(sides: list[str]) -> tuple[str, str] | None:

@@ -289,6 +289,8 @@ class _Parser:
         radicand = self.group("(", ")") if self.peek() == "(" else self.argument()
         if degree == 0:
             raise NotMathematics("a root of degree 0")
+        if degree.is_Integer and degree % 2 == 1 and radicand.is_Rational and radicand < 0:
+            return -_power(-radicand, 1 / degree)  # the real root
         return _power(radicand, 1 / degree)
 
     def function(self, name: str) -> sympy.Expr:
