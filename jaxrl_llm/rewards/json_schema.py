@@ -31,8 +31,8 @@ class JsonSchema:
     NaN, Infinity and numbers that no float can hold are not JSON. The schema is the column `schema`
     of the prompt (https://json-schema.org); it may refer to itself only.
 
-    JSON of more than 200,000 characters, or that takes too long to judge (thousands of objects
-    under `uniqueItems`, say), gets 0. None where no worker process could be started.
+    JSON of more than 200,000 characters, or that takes too long to judge (by a bad `pattern`, say),
+    gets 0. None where no worker process could be started.
 
     Attributes:
         column: the name of that column.

@@ -46,7 +46,25 @@ def validator(schema: str) -> Any:
         kind.check_schema(value)
     except jsonschema.SchemaError as error:
         raise ValueError(f"not a JSON schema: {error.message}") from None
+    kind = jsonschema.validators.extend(kind, {"uniqueItems": _unique_items})
     return kind(value, registry=referencing.Registry())  # an empty one: nothing is fetched
+
+
+def _unique_items(validator: Any, unique: Any, items: Any, schema: Any) -> Any:
+    """`uniqueItems` in linear time; jsonschema's own compares every two objects."""
+    import jsonschema
+
+    if unique and isinstance(items, list) and len(set(map(_hashable, items))) != len(items):
+        yield jsonschema.ValidationError("an item occurs twice")
+
+
+def _hashable(value: Any) -> Any:
+    """Equal for equal JSON: 1 is 1.0 and is not true; the keys of an object have no order."""
+    if isinstance(value, list):
+        return ("array", *map(_hashable, value))
+    if isinstance(value, dict):
+        return "object", frozenset((key, _hashable(item)) for key, item in value.items())
+    return type(value) is bool, value
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
