@@ -36,7 +36,7 @@ from jaxrl_llm.rewards.sandbox_watch import watch
 _ATTEMPTS = 3
 _SIDE_BY_SIDE = 3  # most of a short run is waiting for the kernel to make and end namespaces
 _STARTED = b"started\n"
-_STARVED = "no CPU time to be had"
+NO_CPU_TIME = "no CPU time to be had"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Sandbox:
         outcome = Outcome("unavailable")
         for _ in range(_ATTEMPTS):
             outcome = self._run_once(job)
-            if outcome.status != "unavailable" or outcome.reason == _STARVED:
+            if outcome.status != "unavailable" or outcome.reason == NO_CPU_TIME:
                 break
         return outcome
 
@@ -243,7 +243,7 @@ def _outcome(
     texts = {name: data.decode("utf-8", "replace") for name, data in seen.written.items()}
     if not seen.written["stdout"].startswith(_STARTED) or seen.ended == "starved":
         # The first line is written by the shell that is about to become the program.
-        reason = _STARVED if seen.ended == "starved" else texts["stderr"].strip()
+        reason = NO_CPU_TIME if seen.ended == "starved" else texts["stderr"].strip()
         return Outcome(
             "unavailable", reason=reason or "the sandbox did not start", cpu_s=seen.cpu_s
         )

@@ -24,7 +24,7 @@ import urllib.error
 import urllib.request
 
 from jaxrl_llm.errors import RewardError, UserError
-from jaxrl_llm.rewards.sandbox import Job, Limits, Outcome, Runner, Sandbox
+from jaxrl_llm.rewards.sandbox import NO_CPU_TIME, Job, Limits, Outcome, Runner, Sandbox
 
 _ATTEMPTS = 3
 _PAUSE_S = 0.5
@@ -63,7 +63,7 @@ class RemoteSandbox:
         for attempt in range(_ATTEMPTS):
             time.sleep(attempt * _PAUSE_S)
             outcome = self._post(json.dumps(dataclasses.asdict(job)).encode())
-            if outcome.status != "unavailable":
+            if outcome.status != "unavailable" or outcome.reason == NO_CPU_TIME:
                 break
         return outcome
 

@@ -268,7 +268,7 @@ def test_a_machine_without_cpu_time_is_asked_once(monkeypatch):
 
     def starved(self, job):
         runs.append(job)
-        return Outcome("unavailable", reason=sandbox._STARVED)
+        return Outcome("unavailable", reason=sandbox.NO_CPU_TIME)
 
     assert _says("print(1)") == "1"
     monkeypatch.setattr(Sandbox, "_run_once", starved)
@@ -357,6 +357,19 @@ def test_a_remote_sandbox_gives_the_same_outcomes(server, monkeypatch):
     monkeypatch.setenv("SANDBOX_TOKEN", "wrong")
     with pytest.raises(RewardError, match=r"wrong token .* SANDBOX_TOKEN"):
         remote.run(Job(("true",)))
+
+
+def test_a_remote_sandbox_without_cpu_time_is_asked_once(server):
+    runs = []
+
+    class Starved:
+        def run(self, job):
+            runs.append(job)
+            return Outcome("unavailable", reason=sandbox.NO_CPU_TIME)
+
+    server.runner = Starved()
+    remote = RemoteSandbox(f"http://127.0.0.1:{server.server_address[1]}")
+    assert remote.run(Job(("true",))).status == "unavailable" and len(runs) == 1
 
 
 def test_a_remote_sandbox_that_is_away(monkeypatch):
