@@ -17,6 +17,7 @@ from typing import Any
 from jaxrl_llm.rewards.code_harness import encode
 
 _BUILTINS = frozenset(dir(builtins))
+_VALUE_METHODS = frozenset(dir(str) + dir(bytes) + dir(float) + dir(tuple) + dir(frozenset))
 _PLAIN_KINDS = {"int", "float", "bytes", "tuple", "set", "frozenset", "dict"}
 
 
@@ -114,10 +115,22 @@ class _TakeCalls(ast.NodeTransformer):
         root = node.func
         while isinstance(root, ast.Attribute | ast.Call):
             root = root.value if isinstance(root, ast.Attribute) else root.func
-        if not isinstance(root, ast.Name) or root.id in self.known:
+        if not isinstance(root, ast.Name) or root.id in self.known or _is_of_a_value(node.func):
             return self.generic_visit(node)
         self.calls.append(node)
         return ast.copy_location(ast.Name(f"_value_{len(self.calls) - 1}", ast.Load()), node)
+
+
+def _is_of_a_value(function: ast.expr) -> bool:
+    """Whether this is `f(3).startswith` and the like, of a value that must not answer for itself.
+
+    `Stack().count` is not: a method of the program's class, which has a capital letter.
+    """
+    if not (isinstance(function, ast.Attribute) and isinstance(function.value, ast.Call)):
+        return False
+    maker = function.value.func
+    is_class = isinstance(maker, ast.Name) and maker.id[:1].isupper()
+    return function.attr in _VALUE_METHODS and not is_class
 
 
 def _split(text: str, known: frozenset[str]) -> SplitAssert:

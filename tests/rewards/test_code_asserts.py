@@ -173,6 +173,27 @@ _RANGE = "def f(n): return range(n)"
             {"list(f(1)) == [1]": True, "f(1) == {1}": True, "f(1) == [1]": False},
         ),
         (
+            "class T(str):\n"
+            "    def startswith(self, o): return True\n"
+            "    def __eq__(self, o): return True\n"
+            "    def strip(self): return self\n"
+            "    __hash__ = str.__hash__\n"
+            "def f(x): return T('no')\n"
+            "class S:\n"
+            "    def f(self, x): return T('no')\n"
+            "    def count(self, x): return x\n",
+            {
+                "f(1).startswith('ab')": False,
+                "f(1).strip().startswith('ab')": False,
+                "f(1).__eq__('ab')": False,
+                "S().f(1).startswith('ab')": False,
+                "f(1).startswith('n')": True,
+                "f(1).upper() == 'NO'": True,
+                "S().f(1).count('o') == 1": True,
+                "S().count(3) == 3": True,
+            },
+        ),
+        (
             "class T(int):\n"
             "    def __eq__(self, o): return True\n"
             "    __hash__ = None\n"
