@@ -23,6 +23,7 @@ from jaxrl_llm.rewards.math_choices import chosen_letter
 from jaxrl_llm.rewards.math_equality import equal, proportional
 from jaxrl_llm.rewards.math_intervals import as_intervals
 from jaxrl_llm.rewards.math_parser import NotMathematics, parse
+from jaxrl_llm.rewards.math_spelling import one_spelling
 from jaxrl_llm.rewards.math_units import without_unit
 
 _MOST_CHARACTERS = 2000
@@ -40,16 +41,6 @@ _CLOCK_OR_RATIO = re.compile(r"[0-9]+\s*:\s*[0-9]+")
 _RELATION = re.compile(r"\\(?:leq?|geq?|neq?|lt|gt)(?![A-Za-z])|[<>≤≥≠]=?")
 _RELATIONS = {"\\leq": "≤", "\\le": "≤", "<=": "≤", "\\geq": "≥", "\\ge": "≥", ">=": "≥"}
 _RELATIONS |= {"\\neq": "≠", "\\ne": "≠", "\\lt": "<", "\\gt": ">"}
-_SAME_SIGNS = (
-    (r"\\(le|ge)qslant(?![A-Za-z])", r"\\\1q"),
-    (r"\\langle(?![A-Za-z])", "("),
-    (r"\\rangle(?![A-Za-z])", ")"),
-    (r"\\varnothing(?![A-Za-z])|∅", r"\\emptyset"),
-    (r"^\s*\\\{\s*\\\}\s*$", r"\\emptyset"),
-    (r"(?<=[0-9])_\{([0-9])\}", r"_\1"),
-    (r"½", r"\\frac12"),
-    (r"^\s*-\s*\(\s*-\s*([0-9]+(?:\.[0-9]+)?)\s*\)\s*$", r"\1"),
-)
 # What a number is said to be: `m + n`, an angle; not `x + x`, which is an equation to be solved.
 _SUM_OF_LETTERS = re.compile(r"[a-z](?:\s*\+\s*[a-z])+")
 _ANGLE = re.compile(r"\\angle\s*[A-Z]{1,3}")
@@ -100,8 +91,7 @@ def _clean(text: str) -> str:
         text = re.sub(re.escape(command) + r"(?![A-Za-z])", "", text)
     text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("−", "-")
     text = re.sub(r"(?<!\\)\\[!,;:> ]|~|\\q?quad(?![A-Za-z])", " ", text)
-    for one, other in _SAME_SIGNS:
-        text = re.sub(one, other, text)
+    text = one_spelling(text)
     text = text.replace("{,}", ",") if re.search(r"[0-9]\{,\}[0-9]{3}", text) else text
     if re.fullmatch(r"[+-]?[0-9]{1,3}(?: [0-9]{3})+", text.strip()):
         text = text.replace(" ", "")
@@ -225,6 +215,8 @@ def _plus_or_minus(text: str) -> list[str]:
     marks = re.findall(r"\\pm(?![A-Za-z])|±", text)
     if len(marks) != 1:
         return [text]
+    if whole := re.fullmatch(r"\s*(-?[0-9]{1,9})\s*(?:\\pm|±)\s*([0-9]{1,9})\s*", text):
+        return [str(int(whole[1]) + sign * int(whole[2])) for sign in (1, -1)]
     return [re.sub(r"\\pm(?![A-Za-z])|±", sign, text) for sign in ("+", "-")]
 
 

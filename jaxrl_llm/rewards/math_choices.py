@@ -14,13 +14,13 @@ _LETTER = re.compile(
     re.DOTALL,
 )
 _IN_BRACKETS = re.compile(r"\([A-Za-z]\)|\[[A-Za-z]\]|\{[A-Za-z]\}")
-_ALONE = re.compile(r"(?<![A-Za-z'’])[A-Ja-j](?![A-Za-z'’])")
+_ALONE = re.compile(r"(?<![A-Za-z'’])[A-Ja-j](?![A-Za-z])")
 _CAPITAL_SET_OFF = re.compile(r"(?<![A-Za-z])[A-Z](?![A-Za-z])(?=\s*(?:[.:)?!]|$|,|or\b|and\b))")
 _LETTERS_RUN_TOGETHER = re.compile(r"[A-E]{2,5}[.?!]?")
 # `a cat` and `I was` are words of a text; `a, c` and `a or c` are letters.
 _JOINING = r"(?:or|and|but|maybe|perhaps|possibly|if|not|nor|also|plus|then|else|too)\b"
-_ARTICLE = re.compile(rf"[Aa]\s+(?!{_JOINING})[A-Za-z]{{2,}}|I\s+(?!{_JOINING})[a-z]{{2,}}")
-_TEMPERATURE = re.compile(r"[0-9]\s*°\s*[CF]\b")
+_ARTICLE = re.compile(rf"[Aa]\s+(?!{_JOINING})[A-Za-z]{{2,}}|I(?:\s+|['’])(?!{_JOINING})[a-z]+")
+_WITH_UNIT = re.compile(r"[0-9]\s*(?:°\s*[CF]|[gh])\b")
 _ANOTHER_GUESS = re.compile(
     r"[,;/?&|+-]|\\(?:text\s*\{\s*)?(?:or|and|vee|lor|land)\b|(?:\\text\s*\{\s*)?" + _JOINING,
     re.IGNORECASE,
@@ -37,7 +37,7 @@ def chosen_letter(text: str) -> str | None:
     match = _LETTER.fullmatch(text)
     if match is None:
         return None
-    rest = _TEMPERATURE.sub(" 0", match["rest"].strip())
+    rest = _WITH_UNIT.sub(" 0", match["rest"].strip())
     # A bare letter with text after it must be set off from it: `B: text`, not `A cat`.
     if rest and not match["bracketed"] and not match["mark"]:
         return None

@@ -9,7 +9,7 @@ import re
 # The first of a line is what the others are the same as. Short ones are told apart by case.
 _NAMES = """
 m meter metre; cm centimeter centimetre; mm millimeter millimetre; km kilometer kilometre
-g gram; kg kilogram; mg milligram; s sec second; ms millisecond; min minute; h hr hour; d day
+g gram; kg kilogram; mg milligram; s sec second; ms millisecond; min minute; h hr hour; day
 L l liter litre; mL ml milliliter millilitre; in inch inches; ft foot feet; yd yard; mi mile
 lb lbs pound; oz ounce; N newton; J joule; W watt; V volt; A ampere amp; Hz hertz; Pa pascal
 K kelvin; C celsius; F fahrenheit; am; pm; week; month months; year yr; century centuries; decade
@@ -82,7 +82,7 @@ def is_known(words: str) -> bool:
 
     Anything else may say that the number is another: `34 squared`, `35 wrong`.
     """
-    if changes_the_number(words):
+    if changes_the_number(words) or words.strip() == "K":  # kelvin, or thousands?
         return False
     known = set(_CANONICAL.values()) | {"per"}
     parts = [re.sub(r"\^.*", "", part) for part in canonical(words).split()]
