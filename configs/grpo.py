@@ -4,7 +4,7 @@
 
 Command:    python -m jaxrl_llm.train --config=grpo.py
 Hardware:   two CPU cores, 8 GiB of memory
-Time:       about five minutes of training
+Time:       about four minutes of training
 Expect:     held-out accuracy from about 25 % to about 85 %; the gain is narrow (these sums only)
 Overrides:  --train.steps=40
             --algo.name=dr_grpo
