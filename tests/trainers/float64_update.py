@@ -96,8 +96,15 @@ def main(name: str) -> None:
             columns = np.flatnonzero(batch.mask[row])
             old[row, columns] = noise.normal(-4, 0.5, len(columns))
             ref[row, columns] = noise.normal(-4, 0.5, len(columns))
+        inputs = {"valid": valid}
+        if algorithm.needs_greedy_baseline:
+            inputs["greedy_rewards"] = np.zeros(4)
+        if algorithm.needs_reward_parts:
+            inputs["reward_parts"] = rewards[:, :, None]
+        if algorithm.needs_rollout_logp:
+            inputs |= {"logp": old, "logp_ref": ref}
         return batch.replace(
-            advantages=wide(algorithm.advantages(rewards, batch.mask, valid=valid)),
+            advantages=wide(algorithm.advantages(rewards, batch.mask, **inputs)),
             logp_sampler=wide(batch.logp_sampler),
             logp_old=old,
             logp_ref=ref,
