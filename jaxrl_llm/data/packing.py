@@ -114,10 +114,14 @@ def lay_out(rows: Sequence[Sequence[Unit]], width: int, slots: int) -> PackedRow
 
 
 def round_up(length: int, most: int, least: int = 32) -> int:
-    """The next allowed row length: 32, 48, 64, 96, 128, …, at most `most`: few shapes compile."""
+    """The next of least · (1, 1.5, 2, 3, 4, 6, …), at most `most`: two sizes for each doubling.
+
+    A new shape is compiled for seconds to minutes, padding costs a sixth on average.
+    """
     size = least
     while size < length:
-        size = size * 3 // 2 if size & (size - 1) == 0 else size // 3 * 4
+        half = size + size // 2
+        size = half if size < length <= half else 2 * size
     return min(size, most)
 
 

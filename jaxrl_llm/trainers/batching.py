@@ -21,29 +21,17 @@ from typing import Literal
 
 import numpy as np
 
+from jaxrl_llm.data.packing import best_fit, round_up
 from jaxrl_llm.types import Batch, Rollout
 
 Layout = Literal["shared_prefix", "packed", "padded"]
-_SHORTEST = 32
 _FEWEST_TARGETS = 16
-
-
-def round_up(count: int, smallest: int = 1) -> int:
-    """The next of smallest · (1, 1.5, 2, 3, 4, 6, …): two sizes for each doubling.
-
-    A new shape is compiled for seconds to minutes, padding costs a sixth on average.
-    """
-    size = smallest
-    while size < count:
-        half = size + size // 2
-        size = half if size < count <= half else 2 * size
-    return size
 
 
 def round_length(length: int, longest: int) -> int:
     """The next allowed row length: 32, 48, 64, 96, 128, …, and at most `longest`."""
     assert length <= longest, (length, longest)
-    return min(round_up(length, _SHORTEST), longest)
+    return round_up(length, longest)
 
 
 def pad_rollouts(
@@ -172,14 +160,16 @@ def plan_rows(
     limit = max(row_tokens, longest)
     pieces = _pieces(samples, layout, limit)
     width = round_length(max((piece.size for piece in pieces), default=1), limit)
-    rows = [[piece] for piece in pieces] if layout == "padded" else _best_fit(pieces, width)
+    rows = [[i] for i in range(len(pieces))]
+    if layout != "padded":
+        rows = best_fit([piece.size for piece in pieces], width)
     most = max(micro_tokens // width // multiple, 1)
     needed = -(-max(len(rows), 1) // multiple)
     calls = -(-needed // most)
-    micro = min(round_up(-(-needed // calls)), most) * multiple
+    micro = round_up(-(-needed // calls), most, 1) * multiple
     plan = _empty_plan(-(-max(len(rows), 1) // micro) * micro, width, micro)
     for row, members in enumerate(rows):
-        _fill_row(plan, row, members)
+        _fill_row(plan, row, [pieces[member] for member in members])
     return plan
 
 
@@ -202,23 +192,6 @@ def _pieces(samples: Batch, layout: Layout, limit: int) -> list[_Piece]:
             pieces.append(piece)
         piece.parts.append((int(sample), start, size))
     return pieces
-
-
-def _best_fit(pieces: list[_Piece], width: int) -> list[list[_Piece]]:
-    """Best-fit decreasing: longest first, each into the fullest row that still has room."""
-    rows: list[list[_Piece]] = []
-    room: list[int] = []
-    for piece in sorted(pieces, key=lambda piece: -piece.size):
-        fitting = [row for row, left in enumerate(room) if left >= piece.size]
-        if fitting:
-            row = min(fitting, key=room.__getitem__)
-        else:
-            row = len(rows)
-            rows.append([])
-            room.append(width)
-        rows[row].append(piece)
-        room[row] -= piece.size
-    return rows
 
 
 def _empty_plan(rows: int, width: int, micro: int) -> RowPlan:
@@ -256,7 +229,7 @@ def _fill_row(plan: RowPlan, row: int, pieces: list[_Piece]) -> None:
 def count_targets(mask: np.ndarray) -> int:
     """A static bound on the trained tokens of a row: 16, 24, 32, 48, …, and at most its length."""
     most = int(mask.sum(axis=-1).max(initial=0))
-    return min(round_up(most, _FEWEST_TARGETS), mask.shape[-1])
+    return round_up(most, mask.shape[-1], _FEWEST_TARGETS)
 
 
 def take_rows(batch: Batch, rows: np.ndarray | slice) -> Batch:
