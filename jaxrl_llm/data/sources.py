@@ -229,7 +229,7 @@ class JsonlTask:
     def _read(self, path: pathlib.Path, prefix: str) -> list[Record]:
         records = [
             self.record(row, f"{path}:{line}", f"{prefix}{path.name}:{line}")
-            for line, row in _json_lines(path)
+            for line, row in json_lines(path)
         ]
         if not records:
             raise DataError(f"{path} holds no prompts", hint="one JSON object a line")
@@ -285,7 +285,7 @@ class JsonlTask:
         return after.strip()
 
 
-def _json_lines(path: pathlib.Path) -> Iterable[tuple[int, dict[str, Any]]]:
+def json_lines(path: pathlib.Path) -> Iterable[tuple[int, dict[str, Any]]]:
     """The line numbers (from 1) and JSON objects of a file."""
     for number, line in enumerate(_read_text(path).split("\n"), start=1):
         if not line.strip():

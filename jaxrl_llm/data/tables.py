@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxrl_llm.data.records import clip
-from jaxrl_llm.data.sources import _json_lines
+from jaxrl_llm.data.sources import json_lines
 from jaxrl_llm.errors import DataError
 
 Table = list[tuple[str, dict[str, Any]]]
@@ -51,7 +51,7 @@ def read_table(path: str, split: str = "train") -> Table:
 
 
 def _read_jsonl(path: pathlib.Path) -> Table:
-    return [(f"{path.name}:{number}", row) for number, row in _json_lines(path)]
+    return [(f"{path.name}:{number}", row) for number, row in json_lines(path)]
 
 
 def _read_parquet(path: pathlib.Path) -> Table:

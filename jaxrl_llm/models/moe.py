@@ -288,7 +288,7 @@ def _block_linear_bwd(residuals, d_out):
             d_w = jax.lax.dynamic_update_index_in_dim(d_w, old + new, expert, 0)
             return d_w, d_x.astype(x.dtype)
 
-        skip = lambda d_w: (d_w, _zeros(rows.shape, x.dtype, d_out, w))  # noqa: E731
+        skip = lambda d_w: (d_w, _zeros(rows.shape, x.dtype, d_out, w))  # noqa: E731 - short
         return jax.lax.cond(is_used, product, skip, d_w)
 
     start = _zeros(w.shape, wide, d_out, x)

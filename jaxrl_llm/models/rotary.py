@@ -118,7 +118,7 @@ def _yarn(plain: Frequencies, scaling: RopeScaling, config: ModelConfig):
     ramp = np.clip((np.arange(plain.size, dtype=plain.dtype) - low) / width, 0.0, 1.0)
     magnitude = scaling.attention_factor
     if magnitude is None:
-        grown = lambda m: 1.0 if factor <= 1 else 0.1 * m * math.log(factor) + 1.0  # noqa: E731
+        grown = lambda m: 1.0 if factor <= 1 else 0.1 * m * math.log(factor) + 1.0  # noqa: E731 - short
         if scaling.mscale and scaling.mscale_all_dim:
             magnitude = grown(scaling.mscale) / grown(scaling.mscale_all_dim)
         else:

@@ -247,7 +247,7 @@ def routed_forward(
     def layer_step(x, scanned):
         layer, flags = scanned
         cos, sin, allowed = inputs(flags)
-        attend = lambda q, k, v: masked_attention(  # noqa: E731
+        attend = lambda q, k, v: masked_attention(  # noqa: E731 - short
             q, k, v, allowed, scale=config.attention_scale, softcap=config.attention_softcap
         )
         return routed_block(layer, config, x, cos, sin, attend, counted)

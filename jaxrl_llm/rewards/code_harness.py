@@ -78,7 +78,7 @@ def _first_items(iterator):
             if len(items) == _MOST_ITEMS:
                 return [items, False]
             items.append(encode(item))
-    except Exception:
+    except Exception:  # whatever the candidate raises is its own failure
         return [items, False]
     return [items, True]
 

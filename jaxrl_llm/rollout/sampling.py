@@ -287,7 +287,7 @@ def _least_set(
     """
     bits = jnp.finfo(weights.dtype).bits
     integer = jnp.dtype(f"int{bits}")
-    as_float = lambda x: jax.lax.bitcast_convert_type(x, weights.dtype)  # noqa: E731
+    as_float = lambda x: jax.lax.bitcast_convert_type(x, weights.dtype)  # noqa: E731 - short
     ones = jnp.ones(weights.shape[0], weights.dtype)
     low = jnp.zeros(weights.shape[0], integer)
     high = jax.lax.bitcast_convert_type(ones, integer) + 1

@@ -140,10 +140,10 @@ def make_sft(p: Pieces) -> tuple[SFTTrainer, UnitStream]:
         stream = PackedStream(
             tables, weights, seed=p.seed, row_tokens=row_tokens, bins=config.sft.pack_bins
         )
-        next_rows = lambda: stream.next_rows(config.train.batch)  # noqa: E731
+        next_rows = lambda: stream.next_rows(config.train.batch)  # noqa: E731 - short
     else:
         stream = UnitStream(tables, weights, seed=p.seed)
-        next_rows = lambda: pack_step(  # noqa: E731
+        next_rows = lambda: pack_step(  # noqa: E731 - short
             stream.next(config.train.batch), row_tokens=row_tokens, packed=False, multiple=1
         )[0]
     loss = sft_loss(p.model_config, kind=config.sft.loss, remat=config.model.remat)
