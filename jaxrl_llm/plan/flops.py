@@ -1,0 +1,106 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""FLOPs of a run, as a sum of passes.
+
+A token costs 2·N FLOPs for a pass forward and 6·N for one that learns (forward 2·N, and 4·N for the
+gradients of activations and weights; Kaplan et al., https://arxiv.org/abs/2001.08361, Sec. 2.1). N
+counts what a token is multiplied with: of experts only those that it uses, never a total. To that
+comes attention's part, which grows with the context.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from jaxrl_llm.models.config import ModelConfig
+
+Kind = Literal["decode", "forward", "update"]
+
+# How often a forward pass's FLOPs each kind of pass takes.
+TIMES: dict[str, float] = {"decode": 1.0, "forward": 1.0, "update": 3.0}
+
+# (what, kind) of the passes that every token of a method goes through, one epoch each.
+METHODS: dict[str, tuple[tuple[str, Kind], ...]] = {
+    "sft": (("update", "update"),),
+    "reward": (("update", "update"),),
+    "preference": (("reference", "forward"), ("update", "update")),
+    "grpo": (("rollout", "decode"), ("reference", "forward"), ("update", "update")),
+    "ppo": (
+        ("rollout", "decode"),
+        ("old log-probabilities", "forward"),
+        ("reference", "forward"),
+        ("reward model", "forward"),
+        ("values", "forward"),
+        ("update", "update"),
+        ("update of the critic", "update"),
+    ),
+}
+
+
+def method_flops_per_token(method: str, params: int | float) -> float:
+    """FLOPs of a token in one step of a method, all of whose models have `params` parameters.
+
+    ``2·N`` for each pass forward and ``6·N`` for each that learns, attention left out: 6·N for sft,
+    8·N for preference, 10·N for grpo, 22·N for ppo with four models of one size.
+    """
+    return sum(2.0 * TIMES[kind] * params for _, kind in METHODS[method])
+
+
+def training_flops(params: int | float, tokens: int | float) -> float:
+    """``6·N·T`` of learning from T tokens; N are the parameters that a token uses."""
+    return 6.0 * params * tokens
+
+
+def active_params(config: ModelConfig) -> float:
+    """N: entries of the matrices that one token is multiplied with, the output head included."""
+    return config.flops_per_token() / 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """Tokens of one step that go through a model.
+
+    Attributes:
+        name: what for.
+        kind: decode and forward cost one forward pass, update three.
+        model: whose sizes count.
+        tokens: how many, useful ones.
+        context: tokens that one of them attends to, on average.
+        places: token places that are computed, padding included.
+        width: keys that are computed for each place (all of a row where attention is masked).
+        remat: the layers are computed forward once more in the backward pass.
+        head: part of the places that go through the output head.
+    """
+
+    name: str
+    kind: Kind
+    model: ModelConfig
+    tokens: int | float
+    context: int | float
+    places: int | float
+    width: int | float
+    remat: bool = False
+    head: float = 1.0
+
+    @property
+    def model_flops(self) -> float:
+        """FLOPs that the method needs; what a utilisation (MFU) counts."""
+        return TIMES[self.kind] * self.tokens * self.model.flops_per_token(self.context)
+
+    @property
+    def computed_flops(self) -> float:
+        """FLOPs that the programs compute: all places and keys, layers again under `remat`."""
+        head = 2.0 * self.model.vocab_size * self.model.hidden_size
+        layers = plain_flops(self.model, self.width) - head
+        # The head's logits are formed again in the backward pass, chunk by chunk.
+        head_times = 4.0 if self.kind == "update" else 1.0
+        times = TIMES[self.kind] + (1.0 if self.remat else 0.0)
+        return self.places * (times * layers + head_times * self.head * head)
+
+
+def plain_flops(config: ModelConfig, width: int | float) -> float:
+    """FLOPs of a forward pass for one place when attention computes all `width` keys, windows or
+    not."""
+    whole = dataclasses.replace(config, sliding_window=None, window_layers=())
+    return whole.flops_per_token(width)
