@@ -59,6 +59,9 @@ class Rollout:
         finish_reason: "stop" (a stop id was chosen) or "length".
         completion: the completion as text, rendered from `tokens` without the stop token.
         reward: None until scored, or when no verdict could be formed.
+        thinking: the part of it in which the model thinks (`text/thinking.py`); None: none.
+        reply: what it says after that; all of a completion that does not think; without
+            white space around it.
     """
 
     prompt: Prompt
@@ -70,6 +73,8 @@ class Rollout:
     finish_reason: Literal["stop", "length"]
     completion: str = ""
     reward: Reward | None = None
+    thinking: str | None = None
+    reply: str = ""
 
 
 # A pytree's leaves may be jax or numpy arrays, tracers, shapes or shardings.

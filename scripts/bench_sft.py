@@ -132,14 +132,13 @@ def main() -> None:
 
     optimizer = OptimizerConfig(learning_rate=1e-6)
     functions = make_learn_functions(
-        model.config,
         sft_loss(model.config, kind="nll", remat=False),
         make_optimizer(optimizer, 100),
     )
     folder = tempfile.TemporaryDirectory()
     if options.torch:
         save_folder(pathlib.Path(folder.name) / "hf", model.params, model.config, model.tokenizer)
-    state = LearnState(train=functions.init(model.params))
+    state = LearnState(train=functions.state.init(model.params))
     learner = Learner(functions, jax.device_put, state, make_schedule(optimizer, 100), per_step)
 
     def ours(name: str) -> float:

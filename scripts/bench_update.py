@@ -25,7 +25,7 @@ from jaxrl_llm.algorithms.presets import AlgoConfig, resolve
 from jaxrl_llm.checkpoint.pretrained import peek
 from jaxrl_llm.models.transformer import init_params
 from jaxrl_llm.trainers.batching import count_targets, pad_rollouts, plan_rows
-from jaxrl_llm.trainers.state import make_train_functions
+from jaxrl_llm.trainers.policy import make_train_functions
 from jaxrl_llm.types import Batch, Prompt, Reward, Rollout
 
 
@@ -69,15 +69,17 @@ def main() -> None:
         rows = plan.pack(samples)
         counts = algorithm.counts(rows.mask, rows.segment_ids)
         targets = count_targets(rows.mask)
-        grads = functions.zeros(params)
+        grads = functions.state.zeros(params)
         for micro in plan.micro_batches(rows):
-            grads, _ = functions.accumulate(grads, params, micro, counts, None, {}, targets)
+            grads, _ = functions.accumulate(
+                grads, params, None, micro, counts, None, None, {}, targets
+            )
         return jax.block_until_ready(grads), rows.tokens.size
 
     def compare(title: str, samples: Batch, layouts: tuple[str, str]) -> None:
         walls, cpus = {name: [] for name in layouts}, {name: [] for name in layouts}
         first = {name: gradient(samples, name) for name in layouts}
-        norms = {name: float(functions.norm(grads)) for name, (grads, _) in first.items()}
+        norms = {name: float(functions.state.norm(grads)) for name, (grads, _) in first.items()}
         places = {name: size for name, (_, size) in first.items()}
         del first
         for _ in range(args.repeats):

@@ -12,6 +12,7 @@ JSON in a byte array beside them. Nothing in a file is executed, and everything 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.data.records import clip
-from jaxrl_llm.errors import DataError, RunDirectoryError
+from jaxrl_llm.errors import ConfigError, DataError, RunDirectoryError
 from jaxrl_llm.types import Prompt, Reward, Rollout
 
 _FORMAT = "jaxrl_llm rollouts 1"
@@ -38,6 +39,53 @@ _ENDS = ("stop", "length")
 # What reading JSON of another shape than ours can raise.
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 _NAME = re.compile(r"step-(\d{8,})\.safetensors")
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredConfig:
+    """Rollouts on disk: sample without training, or train without sampling.
+
+    Attributes:
+        write: a folder that gets the rollouts of every step, with their rewards.
+        read: a folder that an earlier run wrote; its rollouts are trained on, step by step, and
+            nothing is sampled but for held-out evaluation.
+        update: False samples, judges and writes, and leaves the model as it is.
+    """
+
+    write: str | None = None
+    read: str | None = None
+    update: bool = True
+
+    def __post_init__(self) -> None:
+        if self.read is not None and (self.write is not None or not self.update):
+            raise ConfigError(
+                "rollouts are read to be trained on: they can't be written or left alone as well",
+                got=f"rollouts.write={self.write}, rollouts.update={self.update}",
+                hint="either --rollouts.read or --rollouts.write",
+            )
+        if not self.update and self.write is None:
+            raise ConfigError(
+                "a run that neither trains nor writes does nothing", hint="--rollouts.write=FOLDER"
+            )
+
+    def open(self, steps: int) -> RolloutStore:
+        """The folder to read from, which has every step of the run.
+
+        Raises:
+            DataError: a step is missing.
+        """
+        assert self.read is not None
+        store = RolloutStore(self.read)
+        there = store.steps()
+        missing = sorted(set(range(1, steps + 1)) - set(there))
+        if missing:
+            raise DataError(
+                f"{self.read} does not hold the rollouts of every step of this run",
+                got=f"steps {there[0]} … {there[-1]}" if there else "no step",
+                expected=f"steps 1 … {steps}",
+                hint=f"--train.steps={missing[0] - 1}" if missing[0] > 1 else "another folder",
+            )
+        return store
 
 
 class RolloutStore:
@@ -231,6 +279,8 @@ def _rollout_row(rollout: Rollout, prompt: int) -> dict[str, Any]:
         "sample": int(rollout.sample),
         "end": rollout.finish_reason,
         "completion": rollout.completion,
+        "thinking": rollout.thinking,
+        "reply": rollout.reply,
         "reward": None
         if reward is None
         else {
@@ -268,13 +318,16 @@ def _rollout(
     _demand(type(prompt) is int and 0 <= prompt < len(prompts), f"no prompt {prompt!r}")
     _demand(type(sample) is int and sample >= 0, f"no sample {sample!r}")
     _demand(end in _ENDS, f"unknown end {end!r}")
-    _demand(isinstance(row["completion"], str), "a completion is no text")
+    texts = row["completion"], row["reply"], row["thinking"] or ""
+    _demand(all(isinstance(text, str) for text in texts), "a completion is no text")
     return Rollout(
         prompt=prompts[prompt],
         sample=sample,
         **{name: arrays[name][place].copy() for name in _PER_TOKEN},
         finish_reason=end,
         completion=row["completion"],
+        thinking=row["thinking"],
+        reply=row["reply"],
         reward=None if row["reward"] is None else _reward(row["reward"]),
     )
 

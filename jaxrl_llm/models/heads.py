@@ -75,6 +75,30 @@ def sequence_logprobs(
         num_targets: at least the largest number of masked tokens in a row; a static number.
     """
     hidden = forward(params, config, tokens, positions, segment_ids, prefix_ids, remat=remat)
+    return hidden_logprobs(
+        params,
+        config,
+        hidden,
+        tokens,
+        mask,
+        sources,
+        num_targets=num_targets,
+        temperature=temperature,
+    )
+
+
+def hidden_logprobs(
+    params: Params,
+    config: ModelConfig,
+    hidden: Float[Array, "N T D"],
+    tokens: Int[Array, "N T"],
+    mask: Bool[Array, "N T"],
+    sources: Int[Array, "N T"] | None = None,
+    *,
+    num_targets: int,
+    temperature: float = 1.0,
+) -> tuple[Float[Array, "N T"], Float[Array, "N T"]]:
+    """`sequence_logprobs` from the final hidden states."""
     n, t, d = hidden.shape
     order = jnp.argsort(jnp.logical_not(mask), axis=-1, stable=True)[:, :num_targets]
     wanted = jnp.take_along_axis(mask, order, axis=-1)
@@ -97,6 +121,25 @@ def sequence_logprobs(
         return jnp.zeros((n, t), kept.dtype).at[rows, order].set(kept)
 
     return scatter(logp), scatter(entropy)
+
+
+def token_values(
+    hidden: Float[Array, "N T D"],
+    weight: Float[Array, "1 D"],
+    mask: Bool[Array, "N T"],
+    sources: Int[Array, "N T"] | None = None,
+) -> Float[Array, "N T"]:
+    """``V(s_t) = w · h`` of what stands before each masked token, in ≥ float32; 0 elsewhere.
+
+    The value of a token is read where its log-probability is: at the token before it (PPO,
+    https://arxiv.org/abs/1707.06347).
+    """
+    wide = accumulation_dtype(hidden.dtype)
+    with jax.named_scope("value"):
+        values = jnp.einsum("ntd,d->nt", hidden, weight[0], preferred_element_type=wide)
+        before = jnp.arange(values.shape[1])[None, :] - 1 if sources is None else sources
+        before = jnp.broadcast_to(jnp.maximum(before, 0), values.shape)
+        return jnp.where(mask, jnp.take_along_axis(values, before, axis=1), 0.0)
 
 
 def _chunk_logits(hidden, head, index, temperature, chunk, divisor, softcap):

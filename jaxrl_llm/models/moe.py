@@ -113,10 +113,27 @@ def load_balancing_loss(stats: RouterStats) -> Float[Array, ""]:
     tokens that `stats` counts; k where all experts are used alike. Multiply with
     `config.router_aux_coef`.
     """
-    experts = stats.probabilities.shape[-1]
+    return load_balancing_part(stats, assigned_shares(stats), jnp.sum(stats.tokens))
+
+
+def assigned_shares(stats: RouterStats) -> Float[Array, " E"]:
+    """f_e: assignments to each expert per token, over all layers."""
+    assignments = stats.assignments.reshape(-1, stats.assignments.shape[-1])
+    return jnp.sum(assignments, axis=0) / jnp.sum(stats.tokens)
+
+
+def load_balancing_part(
+    stats: RouterStats, shares: Float[Array, " E"], tokens: Float[Array, ""] | float
+) -> Float[Array, ""]:
+    """What the tokens of `stats` add to the load-balancing loss of a batch.
+
+    Args:
+        shares: f_e of the whole batch.
+        tokens: how many the whole batch has, times layers.
+    """
+    experts = shares.shape[0]
     probabilities = jnp.sum(stats.probabilities.reshape(-1, experts), axis=0)
-    assignments = jnp.sum(stats.assignments.reshape(-1, experts), axis=0)
-    return experts * jnp.sum(assignments * probabilities) / jnp.square(jnp.sum(stats.tokens))
+    return experts * jnp.sum(shares * probabilities) / tokens
 
 
 def z_loss(stats: RouterStats) -> Float[Array, ""]:

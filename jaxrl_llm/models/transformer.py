@@ -237,12 +237,17 @@ def routed_forward(
     segment_ids: Int[Array, "N T"],
     prefix_ids: Int[Array, "N T"] | None = None,
     *,
+    counted: Bool[Array, "N T"] | None = None,
     remat: bool = False,
 ) -> tuple[Float[Array, "N T D"], RouterStats | None]:
-    """`forward`, and what the routers did, stacked over layers; None without experts."""
+    """`forward`, and what the routers did, stacked over layers; None without experts.
+
+    Args:
+        counted: tokens that enter the routers' statistics; None: all but padding.
+    """
     x = embed_tokens(params, config, tokens)
     inputs = layer_inputs(config, positions, segment_ids, prefix_ids, x.dtype)
-    counted = segment_ids > 0
+    counted = segment_ids > 0 if counted is None else counted
 
     def layer_step(x, scanned):
         layer, flags = scanned

@@ -21,24 +21,28 @@ from jaxrl_llm.checkpoint.pretrained import load
 from jaxrl_llm.checkpoint.score_folder import is_score_folder, load_score_folder
 from jaxrl_llm.data.curriculum import CurriculumStream, make_stream
 from jaxrl_llm.data.pipeline import PromptStream, check_lengths, make_prompt
+from jaxrl_llm.data.rollout_store import RolloutStore
 from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.lora import init_adapter
 from jaxrl_llm.rollout.engine import Engine, EngineConfig, SamplingParams
 from jaxrl_llm.sharding.mesh import make_mesh, replicated, rows
 from jaxrl_llm.text.chat import encode_prompt
 from jaxrl_llm.text.tokenizer import Tokenizer
 from jaxrl_llm.trainers.batching import RowPlan, plan_rows
-from jaxrl_llm.trainers.critic import Critic, make_critic_functions
+from jaxrl_llm.trainers.critic import Critic, make_critic_functions, shared_optimizer
 from jaxrl_llm.trainers.evaluate import evaluate
 from jaxrl_llm.trainers.loop import Run
 from jaxrl_llm.trainers.optimizers import make_optimizer, make_schedule
+from jaxrl_llm.trainers.passes import Passes
+from jaxrl_llm.trainers.policy import Form, TrainFunctions, make_train_functions
 from jaxrl_llm.trainers.rl import RLTrainer
+from jaxrl_llm.trainers.rollouts import Rollouts, StoredRollouts
 from jaxrl_llm.trainers.run_directory import RunDirectory
 from jaxrl_llm.trainers.scoring import Scorer
 from jaxrl_llm.trainers.settings import RLConfig, counting_rewards, resolve_algorithm
 from jaxrl_llm.trainers.show import Show
-from jaxrl_llm.trainers.state import make_train_functions
-from jaxrl_llm.trainers.update import Passes, Updater
+from jaxrl_llm.trainers.update import Updater
 from jaxrl_llm.types import Batch, Prompt
 
 
@@ -53,7 +57,8 @@ def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, 
     trainer = build_trainer(
         config, model_config, model.params, model.tokenizer, mesh, directory.seed, stream
     )
-    greedy = dataclasses.replace(trainer.sampling, temperature=0.0)
+    source = trainer.source
+    greedy = dataclasses.replace(source.sampling, temperature=0.0)
     show = Show(
         directory.path,
         config,
@@ -79,15 +84,15 @@ def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, 
         data_state=lambda: {"prompts": stream.get_state(), "health": show.health.get_state()},
         set_data_state=set_data_state,
         evaluate=lambda: (
-            evaluate(trainer.engine, heldout_prompts, greedy, trainer.scorer)
+            evaluate(trainer.engine, heldout_prompts, greedy, source.scorer)
             if heldout_prompts
             else ({}, [])
         ),
         export=lambda: save_folder(
-            directory.path / "export", trainer.updater.params, model.config, model.tokenizer
+            directory.path / "export", trainer.updater.merged(), model.config, model.tokenizer
         ),
         show=show,
-        release=trainer.scorer.close,
+        release=source.scorer.close,
     )
 
 
@@ -103,14 +108,8 @@ def build_trainer(
     """The trainer over given parameters, which it takes over."""
     sampler, train = config.sampler, config.train
     algorithm = resolve_algorithm(config)
-    updates = total_updates(config)
-    functions = make_train_functions(
-        model_config,
-        algorithm.loss,
-        make_optimizer(config.optimizer, updates),
-        temperature=sampler.temperature,
-        remat=config.model.remat,
-    )
+    form = policy_form(config, algorithm)
+    functions = build_functions(config, algorithm, model_config)
     # The sampler runs on the mesh's first device; the update on all of them.
     sampler_device = jax.sharding.SingleDeviceSharding(mesh.devices.flat[0])
 
@@ -119,7 +118,6 @@ def build_trainer(
 
     engine = Engine(model_config, to_sampler(params), engine_config(sampler))
     params = jax.device_put(params, replicated(mesh))
-    ref_params = jax.tree.map(jnp.copy, params) if algorithm.needs_ref else None
     # How both the policy and the critic go through a batch.
     passes = Passes(
         put=lambda batch: jax.device_put(batch, rows(mesh)),
@@ -130,13 +128,20 @@ def build_trainer(
         seed=seed,
     )
     critic = None
-    if algorithm.needs_values:
+    if algorithm.needs_values and not config.critic.shared_trunk:
         critic = build_critic(config, algorithm, model_config, params, mesh, passes)
+    ref_weights = None
+    if algorithm.needs_ref:
+        ref_weights = reference(form, params)
+    trained, frozen = split_weights(form, model_config, params, seed)
     updater = Updater(
         algorithm=algorithm,
         functions=functions,
-        policy=functions.init(params),
-        learning_rate=make_schedule(config.optimizer, updates),
+        form=form,
+        policy=functions.state.init(jax.device_put(trained, replicated(mesh))),
+        frozen=frozen,
+        router=config.router,
+        learning_rate=make_schedule(config.optimizer, total_updates(config)),
         passes=passes,
         critic=critic,
         kl_coef=algorithm.kl_coef,
@@ -144,25 +149,104 @@ def build_trainer(
         applied_entropy_coef=algorithm.entropy_coef,
     )
     return RLTrainer(
-        stream=stream,
-        prompts_per_step=train.prompts_per_step,
-        rule=config.filter,
-        mask_truncated=train.mask_truncated,
+        source=build_source(config, model_config, tokenizer, engine, stream, seed),
         engine=engine,
-        sampling=SamplingParams(
+        updater=updater,
+        learns=config.rollouts.update,
+        to_sampler=to_sampler,
+        ref_weights=ref_weights,
+        reward_parts=tuple(counting_rewards(config.rewards)),
+        mask_truncated=train.mask_truncated,
+        longest_row=sampler.max_prompt_tokens + sampler.max_new_tokens,
+    )
+
+
+def build_source(
+    config: RLConfig,
+    model_config: ModelConfig,
+    tokenizer: Tokenizer,
+    engine: Engine,
+    stream: PromptStream | CurriculumStream,
+    seed: int,
+) -> Rollouts:
+    """Samples a step's rollouts, or reads those of an earlier run."""
+    sampler, stored = config.sampler, config.rollouts
+    pieces: dict[str, Any] = {
+        "stream": stream,
+        "prompts_per_step": config.train.prompts_per_step,
+        "group_size": sampler.group_size,
+        "rule": config.filter,
+        "engine": engine,
+        "sampling": SamplingParams(
             max_tokens=sampler.max_new_tokens,
             temperature=sampler.temperature,
             stop_ids=stop_ids(sampler.stop, tokenizer),
             seed=seed,
         ),
-        group_size=sampler.group_size,
-        scorer=Scorer(config.rewards, tokenizer.decode, scoring_workers(config)),
-        reward_parts=tuple(counting_rewards(config.rewards)),
-        updater=updater,
-        to_sampler=to_sampler,
-        ref_params=ref_params,
-        longest_row=sampler.max_prompt_tokens + sampler.max_new_tokens,
+        "scorer": Scorer(config.rewards, tokenizer.decode, scoring_workers(config)),
+        "written": None if stored.write is None else RolloutStore(stored.write),
+    }
+    if stored.read is None:
+        return Rollouts(**pieces)
+    store = stored.open(config.train.steps)
+    return StoredRollouts(**pieces, read=store, vocab_size=model_config.vocab_size)
+
+
+def build_functions(
+    config: RLConfig, algorithm: Algorithm, model_config: ModelConfig
+) -> TrainFunctions:
+    """The compiled programs of the update."""
+    config.router.check(model_config)
+    form = policy_form(config, algorithm)
+    optimizer = make_optimizer(config.optimizer, total_updates(config))
+    value_loss = None
+    if form.scored:
+        optimizer = shared_optimizer(optimizer, config.critic)
+
+        def value_loss(values, batch, counts):
+            loss, metrics = algorithm.value_loss(
+                values, batch.values, batch.returns, batch.mask, counts
+            )
+            named = {f"value/{k.removeprefix('value_')}": pair for k, pair in metrics.items()}
+            return config.critic.value_coef * loss, named
+
+    return make_train_functions(
+        model_config,
+        algorithm.loss,
+        optimizer,
+        temperature=config.sampler.temperature,
+        remat=config.model.remat,
+        form=form,
+        router=config.router,
+        value_loss=value_loss,
     )
+
+
+def policy_form(config: RLConfig, algorithm: Algorithm) -> Form:
+    """What of the policy is trained."""
+    return Form(config.lora, scored=algorithm.needs_values and config.critic.shared_trunk)
+
+
+def split_weights(
+    form: Form, model_config: ModelConfig, params: Any, seed: int
+) -> tuple[Any, Any | None]:
+    """What is trained, which the updater may take over, and what stays under it."""
+    trained, frozen = params, None
+    if form.lora is not None:
+        trained = init_adapter(model_config, form.lora, jax.random.key(seed), params)
+        frozen = params
+    if form.scored:
+        head = jnp.zeros((1, model_config.hidden_size), params["embed"].dtype)
+        trained = {"decoder": trained, "score": {"weight": head}}
+    return trained, frozen
+
+
+def reference(form: Form, params: Any) -> tuple[Any, Any]:
+    """The first policy, which stays: an adapter's base, or a copy."""
+    if form.lora is not None:
+        return None, params
+    copy = jax.tree.map(jnp.copy, params)
+    return ({"decoder": copy} if form.scored else copy), None
 
 
 def build_critic(
@@ -206,7 +290,7 @@ def build_critic(
     return Critic(
         algorithm=algorithm,
         functions=functions,
-        state=functions.init(jax.tree.map(jnp.copy, first)),
+        state=functions.state.init(jax.tree.map(jnp.copy, first)),
         passes=passes,
         warmup_steps=config.critic.warmup_steps,
     )

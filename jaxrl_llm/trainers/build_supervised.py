@@ -245,14 +245,14 @@ def make_learner(p: Pieces, loss: Loss, ref: Any | None = None) -> Learner:
     """The learner over the parameters, which it takes over."""
     config = p.config
     optimizer = make_optimizer(config.optimizer, config.train.steps)
-    functions = make_learn_functions(p.model_config, loss, optimizer, joined(config))
+    functions = make_learn_functions(loss, optimizer, joined(config))
     trained, frozen = p.params, None
     if config.lora is not None:
         trained, frozen = with_adapter(p)
     return Learner(
         functions=functions,
         put=lambda packed: jax.device_put(packed, rows(p.mesh)),
-        state=LearnState(train=functions.init(trained), ref=ref),
+        state=LearnState(train=functions.state.init(trained), ref=ref),
         learning_rate=make_schedule(config.optimizer, config.train.steps),
         micro_rows=config.train.micro_batch,
         frozen=frozen,

@@ -9,19 +9,24 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array, Float
 
 from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.errors import ConfigError, NonFinite
+from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.layers import accumulation_dtype
+from jaxrl_llm.models.heads import token_values
 from jaxrl_llm.models.transformer import Params, forward
 from jaxrl_llm.trainers.metrics import Sums
-from jaxrl_llm.trainers.state import TrainState, make_train_functions
-from jaxrl_llm.trainers.update import Passes
+from jaxrl_llm.trainers.passes import Passes
+from jaxrl_llm.trainers.state import (
+    StateFunctions,
+    TrainState,
+    add_gradients,
+    make_state_functions,
+    take_step,
+)
 from jaxrl_llm.types import Batch
 
 
@@ -30,6 +35,9 @@ class CriticConfig:
     """The critic, for algorithms that use one (`--algo.name=ppo`).
 
     Attributes:
+        shared_trunk: one decoder for policy and critic, whose only own part is its head: half the
+            memory; False: a decoder of its own.
+        value_coef: of the value loss beside the policy's, with a shared decoder.
         path: where its first weights come from: a model as for `model.path`, or a reward model's
             folder; None: the policy's own first weights. The head is new, and 0, unless the folder
             has one.
@@ -39,6 +47,8 @@ class CriticConfig:
         max_grad_norm: the gradient's global norm is scaled down to this.
     """
 
+    shared_trunk: bool = False
+    value_coef: float = 0.5
     path: str | None = None
     learning_rate: float = 1e-5
     head_learning_rate: float = 1e-3
@@ -49,19 +59,25 @@ class CriticConfig:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             low = 0 if field.name != "max_grad_norm" else 1e-12
-            if field.name != "path" and not low <= value < float("inf"):
+            if field.name not in ("path", "shared_trunk") and not low <= value < float("inf"):
                 raise ConfigError(
                     f"critic.{field.name} is out of range", got=value, expected="finite, ≥ 0"
+                )
+        own = ("path", "learning_rate", "warmup_steps") if self.shared_trunk else ("value_coef",)
+        for field in dataclasses.fields(self):
+            if field.name in own and getattr(self, field.name) != field.default:
+                which = "that shares the policy's decoder" if self.shared_trunk else "of its own"
+                raise ConfigError(
+                    f"critic.{field.name} has no effect on a critic {which}",
+                    got=getattr(self, field.name),
+                    hint=f"--critic.shared_trunk={not self.shared_trunk}",
                 )
 
 
 def state_values(
     params: Params, config: ModelConfig, batch: Batch, *, remat: bool = False
 ) -> Float[Array, "N T"]:
-    """``V(s_t)`` of what stands before each trained token, in at least float32; 0 elsewhere.
-
-    The value of token t is read where its log-probability is: at the token before it. PPO,
-    https://arxiv.org/abs/1707.06347.
+    """``V(s_t)`` of what stands before each trained token (`heads.token_values`); 0 elsewhere.
 
     Args:
         params: ``{"decoder": …, "score": {"weight": [1, D]}}``, as a reward model's.
@@ -75,27 +91,36 @@ def state_values(
         batch.prefix_ids,
         remat=remat,
     )
-    wide = accumulation_dtype(hidden.dtype)
-    weight = params["score"]["weight"][0]
-    with jax.named_scope("value"):
-        values = jnp.einsum("ntd,d->nt", hidden, weight, preferred_element_type=wide)
-        before = (
-            jnp.arange(values.shape[1])[None, :] - 1 if batch.sources is None else batch.sources
-        )
-        before = jnp.broadcast_to(jnp.maximum(before, 0), values.shape)
-        return jnp.where(batch.mask, jnp.take_along_axis(values, before, axis=1), 0.0)
+    return token_values(hidden, params["score"]["weight"], batch.mask, batch.sources)
 
 
 class CriticFunctions(NamedTuple):
-    """Compiled programs: see `state.TrainFunctions`; `values` is (params, rows) → [N, T] and
-    `accumulate` (gradients, params, rows, counts) → (gradients, (loss, metrics))."""
+    """Compiled programs; `values` is (params, rows) → [N, T] and `accumulate` (gradients, params,
+    rows, counts) → (gradients, (loss, metrics))."""
 
-    init: Callable
+    state: StateFunctions
     values: Callable
-    zeros: Callable
     accumulate: Callable
-    norm: Callable
-    apply: Callable
+
+
+def by_part(
+    **optimizers: optax.GradientTransformation,
+) -> optax.GradientTransformation:
+    """One optimiser for each part of ``{"decoder": …, "score": …}``."""
+    return optax.partition(
+        optimizers,
+        lambda params: {name: jax.tree.map(lambda _, n=name: n, params[name]) for name in params},
+    )
+
+
+def shared_optimizer(
+    policy: optax.GradientTransformation, critic: CriticConfig
+) -> optax.GradientTransformation:
+    """The policy's optimiser, and the critic's for the head over the same decoder."""
+    head = optax.chain(
+        optax.clip_by_global_norm(critic.max_grad_norm), optax.adam(critic.head_learning_rate)
+    )
+    return by_part(decoder=policy, score=head)
 
 
 def make_critic_functions(
@@ -104,18 +129,9 @@ def make_critic_functions(
     """Compile-on-call functions for the value loss of one algorithm."""
     optimizer = optax.chain(
         optax.clip_by_global_norm(critic.max_grad_norm),
-        optax.partition(
-            {
-                "decoder": optax.adam(critic.learning_rate),
-                "score": optax.adam(critic.head_learning_rate),
-            },
-            lambda params: {
-                name: jax.tree.map(lambda _, n=name: n, params[name]) for name in params
-            },
+        by_part(
+            decoder=optax.adam(critic.learning_rate), score=optax.adam(critic.head_learning_rate)
         ),
-    )
-    shared = make_train_functions(
-        model_config, lambda *_: None, optimizer, temperature=1.0, remat=remat
     )
 
     def accumulate(grads, params, batch: Batch, counts):
@@ -123,19 +139,14 @@ def make_critic_functions(
             values = state_values(params, model_config, batch, remat=remat)
             return algorithm.value_loss(values, batch.values, batch.returns, batch.mask, counts)
 
-        (loss, metrics), new = jax.value_and_grad(contribution, has_aux=True)(params)
-        grads = jax.tree.map(lambda total, g: total + g.astype(total.dtype), grads, new)
-        return grads, (loss, metrics)
+        return add_gradients(contribution, grads, params)
 
     return CriticFunctions(
-        init=shared.init,
+        state=make_state_functions(optimizer),
         values=jax.jit(
             lambda params, batch: state_values(params, model_config, batch, remat=remat)
         ),
-        zeros=shared.zeros,
         accumulate=jax.jit(accumulate, donate_argnums=0),
-        norm=shared.norm,
-        apply=shared.apply,
     )
 
 
@@ -167,8 +178,7 @@ class Critic:
         """All updates of one rollout batch; `batch` has `values` and `returns`.
 
         Returns:
-            "value/loss", "value/clip_ratio", "value/grad_norm", "value/mean", "value/returns" and
-            "value/explained_variance", ``1 − Var(R − V)/Var(R)`` of the values before the update.
+            "value/loss", "value/clip_ratio", "value/grad_norm" and those of `value_metrics`.
 
         Raises:
             NonFinite: a loss or a gradient.
@@ -177,33 +187,35 @@ class Critic:
         for epoch in range(self.passes.epochs):
             for part in self.passes.cut(batch, step, epoch):
                 sums.add_means(self._one_update(part, step))
-        values, returns = batch.values[batch.mask], batch.returns[batch.mask]
         metrics = {f"value/{name}": value for name, value in sums.means().items()}
-        if returns.size:
-            metrics |= {"value/mean": float(values.mean()), "value/returns": float(returns.mean())}
-            if returns.var() > 0:
-                unexplained = float((returns - values).var() / returns.var())
-                metrics["value/explained_variance"] = 1.0 - unexplained
-        return metrics
+        return metrics | value_metrics(batch)
 
     def _one_update(self, samples: Batch, step: int) -> dict[str, float]:
         plan = self.passes.plan(samples)
         rows = plan.pack(samples)
         counts = self.algorithm.counts(rows.mask, rows.segment_ids)
-        sums, grads = Sums(), self.functions.zeros(self.state.params)
-        for micro in plan.micro_batches(rows):
-            grads, (loss, metrics) = self.functions.accumulate(
-                grads, self.state.params, self.passes.put(micro), counts
-            )
-            named = {name.removeprefix("value_"): pair for name, pair in metrics.items()}
-            sums.add({**named, "loss/sum": (loss, 1.0)})
-        norm = float(self.functions.norm(grads))
-        metrics = sums.means() | {"grad_norm": norm}
-        if not (np.isfinite(metrics["loss"]) and np.isfinite(norm)):
-            raise NonFinite(
-                f"the critic's loss or gradient is not finite in step {step + 1}",
-                got=f"loss {metrics['loss']}, gradient norm {norm}",
-                hint="a lower critic.learning_rate; the last checkpoint before it is intact",
-            )
-        self.state = self.functions.apply(self.state, grads)
-        return metrics
+        params = self.state.params
+        self.state, metrics = take_step(
+            self.functions.state,
+            self.state,
+            plan.micro_batches(rows),
+            lambda grads, micro: self.functions.accumulate(
+                grads, params, self.passes.put(micro), counts
+            ),
+            step=step,
+            learner="critic",
+        )
+        return {name.removeprefix("value_"): value for name, value in metrics.items()}
+
+
+def value_metrics(batch: Batch) -> dict[str, float]:
+    """Of the values before an update: "value/mean", "value/returns" and
+    "value/explained_variance", ``1 − Var(R − V)/Var(R)``."""
+    values, returns = batch.values[batch.mask], batch.returns[batch.mask]
+    if not returns.size:
+        return {}
+    metrics = {"value/mean": float(values.mean()), "value/returns": float(returns.mean())}
+    if returns.var() > 0:
+        unexplained = float((returns - values).var() / returns.var())
+        metrics["value/explained_variance"] = 1.0 - unexplained
+    return metrics

@@ -22,12 +22,19 @@ from jaxrl_llm.sharding.mesh import make_mesh
 from jaxrl_llm.text.chat import encode_prompt
 from jaxrl_llm.text.templates import with_template
 from jaxrl_llm.text.tokenizer import Tokenizer
-from jaxrl_llm.trainers.build import build_data, engine_config, row_planner, stop_ids, total_updates
+from jaxrl_llm.trainers.build import (
+    build_data,
+    build_functions,
+    engine_config,
+    policy_form,
+    row_planner,
+    split_weights,
+    stop_ids,
+)
 from jaxrl_llm.trainers.build_supervised import check_context, check_micro_batch
 from jaxrl_llm.trainers.encoders import encode_examples
 from jaxrl_llm.trainers.optimizers import make_optimizer
 from jaxrl_llm.trainers.settings import RLConfig, resolve_algorithm
-from jaxrl_llm.trainers.state import make_train_functions
 from jaxrl_llm.types import Batch, Prompt, Rollout
 
 
@@ -98,24 +105,23 @@ def memory(config: RLConfig, model_config: ModelConfig, devices: int) -> dict[st
     dtype = jnp.dtype(config.model.dtype)
     params = abstract_params(model_config, dtype)
     algorithm = resolve_algorithm(config)
-    functions = make_train_functions(
-        model_config,
-        algorithm.loss,
-        make_optimizer(config.optimizer, total_updates(config)),
-        temperature=config.sampler.temperature,
-        remat=config.model.remat,
+    functions = build_functions(config, algorithm, model_config)
+    form = policy_form(config, algorithm)
+    trained, frozen = jax.eval_shape(
+        lambda params: split_weights(form, model_config, params, 0), params
     )
-    state = jax.eval_shape(functions.init, params)
-    grads = jax.eval_shape(functions.zeros, params)
+    state = jax.eval_shape(functions.state.init, trained)
+    grads = jax.eval_shape(functions.state.zeros, trained)
     plan = row_planner(config, devices)(longest_samples(config))
     width = plan.sample.shape[1]
-    batch = abstract_batch(plan.micro, width, algorithm.needs_ref)
+    batch = abstract_batch(plan.micro, width, algorithm.needs_ref, form.scored)
     counts = algorithm.counts(np.ones((1, 2), bool), np.ones((1, 2), np.int32))
     if not algorithm.needs_batch_stats:
         jax.eval_shape(
-            lambda *arrays: functions.accumulate(*arrays, None, {}, width - 1),
+            lambda *arrays: functions.accumulate(*arrays, None, None, {}, width - 1),
             grads,
-            params,
+            trained,
+            frozen,
             batch,
             counts,
         )
@@ -133,7 +139,9 @@ def memory(config: RLConfig, model_config: ModelConfig, devices: int) -> dict[st
         "sampler: its own layout of the parameters": _bytes(params),
         "sampler: key/value pages": cached * model_config.kv_bytes_per_token(dtype.itemsize),
     }
-    if algorithm.needs_ref:
+    if frozen is not None:
+        result["parameters under the adapter"] = _bytes(frozen)
+    elif algorithm.needs_ref:
         result["reference policy"] = _bytes(params)
     return result | {"sum": sum(result.values())}
 
@@ -156,7 +164,7 @@ def longest_samples(config: RLConfig) -> Batch:
     )
 
 
-def abstract_batch(rows: int, width: int, needs_ref: bool) -> Batch:
+def abstract_batch(rows: int, width: int, needs_ref: bool, valued: bool) -> Batch:
     """The shapes of a micro-batch."""
     ints = jax.ShapeDtypeStruct((rows, width), jnp.int32)
     floats = jax.ShapeDtypeStruct((rows, width), jnp.float32)
@@ -168,6 +176,8 @@ def abstract_batch(rows: int, width: int, needs_ref: bool) -> Batch:
         advantages=floats,
         logp_sampler=floats,
         logp_ref=floats if needs_ref else None,
+        values=floats if valued else None,
+        returns=floats if valued else None,
         prefix_ids=ints,
         sources=ints,
     )

@@ -20,9 +20,13 @@ from flax import struct
 
 from jaxrl_llm.data.packing import PackedRows
 from jaxrl_llm.errors import NonFinite
-from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.trainers.metrics import Sums
-from jaxrl_llm.trainers.state import TrainState, make_train_functions
+from jaxrl_llm.trainers.state import (
+    StateFunctions,
+    TrainState,
+    add_gradients,
+    make_state_functions,
+    take_step,
+)
 
 
 class Bounds(NamedTuple):
@@ -51,18 +55,12 @@ Loss = Callable[[Any, PackedRows, Mapping[str, Any], Mapping[str, Any], Bounds],
 
 
 class LearnFunctions(NamedTuple):
-    """Compiled programs: see `state.TrainFunctions`.
+    """Compiled programs: `accumulate` is (gradients, trained, frozen, rows, counts, coefs,
+    bounds) → (gradients, (loss, metrics)); `measure` the same without gradients."""
 
-    `accumulate` is (gradients, trained, frozen, rows, counts, coefs, bounds) → (gradients, (loss,
-    metrics)); `measure` the same without gradients.
-    """
-
-    init: Callable
-    zeros: Callable
+    state: StateFunctions
     accumulate: Callable
     measure: Callable
-    norm: Callable
-    apply: Callable
 
 
 @struct.dataclass
@@ -74,33 +72,22 @@ class LearnState:
 
 
 def make_learn_functions(
-    model_config: ModelConfig,
-    loss: Loss,
-    optimizer: optax.GradientTransformation,
-    join: Join = as_is,
+    loss: Loss, optimizer: optax.GradientTransformation, join: Join = as_is
 ) -> LearnFunctions:
     """Compile-on-call functions for one loss and one optimiser."""
-    shared = make_train_functions(
-        model_config, lambda *_: None, optimizer, temperature=1.0, remat=False
-    )
 
     def measure(trained, frozen, rows, counts, coefs, bounds):
         return loss(join(trained, frozen), rows, counts, coefs, bounds)
 
     def accumulate(grads, trained, frozen, rows, counts, coefs, bounds):
-        (value, metrics), new = jax.value_and_grad(measure, has_aux=True)(
-            trained, frozen, rows, counts, coefs, bounds
+        return add_gradients(
+            lambda trained: measure(trained, frozen, rows, counts, coefs, bounds), grads, trained
         )
-        grads = jax.tree.map(lambda total, g: total + g.astype(total.dtype), grads, new)
-        return grads, (value, metrics)
 
     return LearnFunctions(
-        init=shared.init,
-        zeros=shared.zeros,
+        state=make_state_functions(optimizer),
         accumulate=jax.jit(accumulate, static_argnums=6, donate_argnums=0),
         measure=jax.jit(measure, static_argnums=5),
-        norm=shared.norm,
-        apply=shared.apply,
     )
 
 
@@ -151,25 +138,19 @@ class Learner:
         Raises:
             NonFinite: a loss, a gradient or the parameters; nothing of this is saved.
         """
-        functions, sums = self.functions, Sums()
-        grads = functions.zeros(self.params)
-        for micro in micro_rows(rows, self.micro_rows):
-            grads, (loss, metrics) = functions.accumulate(
-                grads, self.params, self.frozen, self.put(micro), counts, coefs, bounds
-            )
-            sums.add({**metrics, "loss/sum": (loss, 1.0)})
-        norm = float(functions.norm(grads))
-        metrics = sums.means() | {"grad_norm": norm}
-        if not (np.isfinite(metrics["loss"]) and np.isfinite(norm)):
-            raise NonFinite(
-                f"a loss or gradient is not finite in step {step + 1}",
-                got=f"loss {metrics['loss']}, gradient norm {norm}",
-                hint="a lower learning rate; the last checkpoint before it is intact",
-            )
-        state = functions.apply(self.state.train, grads)
+        functions, params = self.functions, self.params
+        state, metrics = take_step(
+            functions.state,
+            self.state.train,
+            micro_rows(rows, self.micro_rows),
+            lambda grads, micro: functions.accumulate(
+                grads, params, self.frozen, self.put(micro), counts, coefs, bounds
+            ),
+            step=step,
+        )
         self.state = self.state.replace(train=state)
         metrics["learning_rate"] = float(self.learning_rate(int(state.updates) - 1))
-        if not np.isfinite(float(functions.norm(state.params))):
+        if not np.isfinite(float(functions.state.norm(state.params))):
             raise NonFinite(
                 f"the parameters are not finite after step {step + 1}",
                 hint="a lower learning rate; the last checkpoint before it is intact",

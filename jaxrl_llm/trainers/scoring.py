@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from jaxrl_llm.rewards.base import RewardRows
 from jaxrl_llm.rewards.pool import ScoringPool
+from jaxrl_llm.text.thinking import opens_thinking, split_thinking
 from jaxrl_llm.types import Rollout
 
 
@@ -33,7 +34,11 @@ class Scorer:
     def submit(self, rollout: Rollout) -> Rollout:
         """The rollout with its completion as text; its scoring begins, if it can."""
         tokens = rollout.tokens[:-1] if rollout.finish_reason == "stop" else rollout.tokens
-        rendered = dataclasses.replace(rollout, completion=self._decode(tokens.tolist()))
+        text = self._decode(tokens.tolist())
+        thought = split_thinking(text, opened=opens_thinking(rollout.prompt.text))
+        rendered = dataclasses.replace(
+            rollout, completion=text, thinking=thought.thinking, reply=thought.answer
+        )
         self._pool.submit(rendered)
         return rendered
 

@@ -11,8 +11,10 @@ from typing import Any, Literal
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.presets import AlgoConfig, resolve
 from jaxrl_llm.data.curriculum import CurriculumConfig
+from jaxrl_llm.data.rollout_store import StoredConfig
 from jaxrl_llm.data.sources import Task
 from jaxrl_llm.errors import ConfigError
+from jaxrl_llm.models.lora import LoraConfig
 from jaxrl_llm.monitor.health import HealthConfig
 from jaxrl_llm.rewards.base import check_rewards
 from jaxrl_llm.sharding.mesh import MeshConfig
@@ -20,6 +22,7 @@ from jaxrl_llm.trainers.batching import Layout
 from jaxrl_llm.trainers.collect import GroupFilter
 from jaxrl_llm.trainers.critic import CriticConfig
 from jaxrl_llm.trainers.optimizers import OptimizerConfig
+from jaxrl_llm.trainers.policy import RouterConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,17 +187,22 @@ class RLConfig:
         task: where prompts and answers come from; any object with `load() -> (train, heldout)`.
         rewards: name → function or (function, weight); weight 0 is measured and shown but not
             learned from.
+        lora: train low-rank adapters over the model in place of its own parameters; the sampler
+            and the export get them merged in, and the reference policy is the model without them.
     """
 
     task: Task
     rewards: Mapping[str, Any]
     model: ModelSource = ModelSource()
+    lora: LoraConfig | None = None
+    router: RouterConfig = RouterConfig()
     algo: AlgoConfig = AlgoConfig()
     sampler: SamplerConfig = SamplerConfig()
     filter: GroupFilter = GroupFilter()
     optimizer: OptimizerConfig = OptimizerConfig()
     critic: CriticConfig = CriticConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
+    rollouts: StoredConfig = StoredConfig()
     train: TrainConfig = TrainConfig()
     mesh: MeshConfig = MeshConfig()
     monitor: MonitorConfig = MonitorConfig()
@@ -219,6 +227,13 @@ class RLConfig:
                     f"{field} names no reward of this config",
                     got=reward,
                     expected=" or ".join(self.rewards),
+                )
+        unused = {"filter": GroupFilter(), "curriculum": CurriculumConfig()}
+        for field, default in unused.items():
+            if self.rollouts.read is not None and getattr(self, field) != default:
+                raise ConfigError(
+                    f"{field}.* has no effect: the rollouts are read, not sampled",
+                    got=f"rollouts.read={self.rollouts.read}",
                 )
         prompts, parts = self.train.prompts_per_step, self.train.minibatches
         if prompts % parts:

@@ -1,32 +1,31 @@
 # SPDX-FileCopyrightText: The jaxrl_llm authors
 # SPDX-License-Identifier: Apache-2.0
-"""What an update changes, and the compiled functions that change it."""
+"""What an update changes, and one optimiser step, the same for everything that learns."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import struct
-from jaxtyping import Array, Float
 
-from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.heads import sequence_logprobs
+from jaxrl_llm.errors import NonFinite
 from jaxrl_llm.models.layers import accumulation_dtype
-from jaxrl_llm.models.transformer import Params
-from jaxrl_llm.types import Batch
+from jaxrl_llm.trainers.metrics import Sums
 
 
 @struct.dataclass
 class TrainState:
-    """Everything of the model that a checkpoint holds.
+    """What a checkpoint holds of something that learns.
 
     Attributes:
         updates: optimiser updates done so far.
+        params: what is trained: parameters, an adapter, a critic.
     """
 
     updates: Any  # int []
@@ -34,71 +33,31 @@ class TrainState:
     opt_state: Any
 
 
-class TrainFunctions(NamedTuple):
-    """Compiled programs of the trainer; each is pure.
+class StateFunctions(NamedTuple):
+    """Compiled programs over states; each is pure.
 
     Attributes:
-        init: params → TrainState.
-        logprobs: (params, batch, num_targets) → (logp, entropy), both [N, T], without gradient.
+        init: params → TrainState; params are donated.
         zeros: params → gradient accumulators, at least float32.
-        accumulate: (accumulators, params, batch, counts, stats, coefs, num_targets) →
-            (accumulators, (loss, metrics)); the old accumulators are donated.
         norm: gradients → their global norm.
         apply: (state, gradients) → state; the old state is donated.
     """
 
     init: Callable
-    logprobs: Callable
     zeros: Callable
-    accumulate: Callable
     norm: Callable
     apply: Callable
 
 
-def make_train_functions(
-    model_config: ModelConfig,
-    loss: Callable,
-    optimizer: optax.GradientTransformation,
-    *,
-    temperature: float,
-    remat: bool,
-) -> TrainFunctions:
-    """Compile-on-call functions for one model, one loss and one optimiser.
+def make_state_functions(optimizer: optax.GradientTransformation) -> StateFunctions:
+    """Compile-on-call functions for one optimiser."""
 
-    Args:
-        loss: ``(logp, entropy, batch, counts, stats, **coefs) → (contribution, metrics)`` of a
-            micro-batch: the contributions of all micro-batches of an optimiser batch sum to its
-            loss, so gradients are simply added.
-        temperature: τ of the policy.
-        remat: recompute layers in the backward pass.
-    """
-
-    def logprobs(params: Params, batch: Batch, num_targets: int):
-        return sequence_logprobs(
-            params,
-            model_config,
-            batch.tokens,
-            batch.positions,
-            batch.segment_ids,
-            batch.mask,
-            batch.prefix_ids,
-            batch.sources,
-            num_targets=num_targets,
-            temperature=temperature,
-            remat=remat,
+    def init(params: Any) -> TrainState:
+        return TrainState(
+            updates=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params)
         )
 
-    def accumulate(grads, params, batch, counts, stats, coefs, num_targets):
-        def contribution(params):
-            logp, entropy = logprobs(params, batch, num_targets)
-            value, metrics = loss(logp, entropy, batch, counts, stats, **coefs)
-            return value, {**metrics, **sampler_gap(logp, batch)}
-
-        (value, metrics), new = jax.value_and_grad(contribution, has_aux=True)(params)
-        grads = jax.tree.map(lambda total, g: total + g.astype(total.dtype), grads, new)
-        return grads, (value, metrics)
-
-    def apply(state: TrainState, grads: Params) -> TrainState:
+    def apply(state: TrainState, grads: Any) -> TrainState:
         grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)
         # Optax mixes its integer step count with floats, which strict promotion refuses.
         with jax.numpy_dtype_promotion("standard"):
@@ -106,35 +65,62 @@ def make_train_functions(
             params = optax.apply_updates(state.params, changes)
         return TrainState(updates=state.updates + 1, params=params, opt_state=opt_state)
 
-    return TrainFunctions(
-        init=jax.jit(
-            lambda params: TrainState(
-                updates=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params)
-            ),
-            donate_argnums=0,
-        ),
-        logprobs=jax.jit(logprobs, static_argnums=2),
-        zeros=jax.jit(
-            functools.partial(
-                jax.tree.map, lambda p: jnp.zeros_like(p, accumulation_dtype(p.dtype))
-            )
-        ),
-        accumulate=jax.jit(accumulate, static_argnums=6, donate_argnums=0),
+    zeros = functools.partial(
+        jax.tree.map, lambda p: jnp.zeros_like(p, accumulation_dtype(p.dtype))
+    )
+    return StateFunctions(
+        init=jax.jit(init, donate_argnums=0),
+        zeros=jax.jit(zeros),
         norm=jax.jit(optax.tree.norm),
         apply=jax.jit(apply, donate_argnums=0),
     )
 
 
-def sampler_gap(
-    logp: Float[Array, "N T"], batch: Batch
-) -> dict[str, tuple[Float[Array, ""], Array]]:
-    """Trainer against sampler on the trained tokens: (sum, count), (largest, 1) under "/max"."""
-    logp = jax.lax.stop_gradient(logp)
-    gap = jnp.where(batch.mask, logp - batch.logp_sampler.astype(logp.dtype), 0.0)
-    count = jnp.sum(batch.mask).astype(logp.dtype)
-    ratio = jnp.where(batch.mask, jnp.exp(jnp.clip(gap, -20.0, 20.0)), 0.0)
-    return {
-        "sampling/sampling_logp_difference/mean": (jnp.sum(jnp.abs(gap)), count),
-        "sampling/sampling_logp_difference/max": (jnp.max(jnp.abs(gap)), jnp.ones_like(count)),
-        "sampling/importance_sampling_ratio/mean": (jnp.sum(ratio), count),
-    }
+def add_gradients(contribution: Callable, grads: Any, trained: Any) -> tuple[Any, tuple[Any, Any]]:
+    """Gradients plus those of ``contribution(trained) → (value, metrics)``, and (value, metrics).
+
+    The contributions of all micro-batches of an optimiser batch sum to its loss, so gradients are
+    simply added.
+    """
+    (value, metrics), new = jax.value_and_grad(contribution, has_aux=True)(trained)
+    grads = jax.tree.map(lambda total, g: total + g.astype(total.dtype), grads, new)
+    return grads, (value, metrics)
+
+
+def take_step(
+    functions: StateFunctions,
+    state: TrainState,
+    micro_batches: Iterable[Any],
+    accumulate: Callable,
+    *,
+    step: int,
+    learner: str = "",
+) -> tuple[TrainState, dict[str, float]]:
+    """One optimiser step: gradients of micro-batches added up, checked and applied.
+
+    Args:
+        accumulate: (gradients, micro-batch) → (gradients, (contribution, metrics)).
+        step: for the error.
+        learner: whose step it is, where there are several: "critic".
+
+    Returns:
+        the new state, and the metrics of its batch with "loss" and "grad_norm".
+
+    Raises:
+        NonFinite: a loss or gradient; the state is as before.
+    """
+    sums, grads = Sums(), functions.zeros(state.params)
+    for micro in micro_batches:
+        grads, (loss, metrics) = accumulate(grads, micro)
+        sums.add({**metrics, "loss/sum": (loss, 1.0)})
+    norm = float(functions.norm(grads))
+    metrics = sums.means() | {"grad_norm": norm}
+    if not (np.isfinite(metrics["loss"]) and np.isfinite(norm)):
+        what = f"the {learner}'s loss or gradient" if learner else "a loss or gradient"
+        rate = f"a lower {learner}.learning_rate" if learner else "a lower learning rate"
+        raise NonFinite(
+            f"{what} is not finite in step {step + 1}",
+            got=f"loss {metrics['loss']}, gradient norm {norm}",
+            hint=f"{rate}; the last checkpoint before it is intact",
+        )
+    return functions.apply(state, grads), metrics

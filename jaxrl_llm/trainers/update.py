@@ -5,49 +5,28 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.errors import NonFinite
-from jaxrl_llm.trainers.batching import RowPlan, count_targets, take_rows
+from jaxrl_llm.trainers.batching import count_targets
+from jaxrl_llm.trainers.critic import Critic, value_metrics
 from jaxrl_llm.trainers.metrics import Sums
-from jaxrl_llm.trainers.state import TrainFunctions, TrainState
+from jaxrl_llm.trainers.passes import Passes
+from jaxrl_llm.trainers.policy import (
+    Form,
+    RouterConfig,
+    TrainFunctions,
+    Weights,
+    whole_batch_shares,
+)
+from jaxrl_llm.trainers.state import TrainState, take_step
 from jaxrl_llm.types import Batch
-
-if TYPE_CHECKING:
-    from jaxrl_llm.trainers.critic import Critic
-
-
-@dataclasses.dataclass(frozen=True)
-class Passes:
-    """How a model goes through a batch of samples; none of it changes the result but the updates.
-
-    Attributes:
-        put: moves a batch of numpy arrays onto the mesh.
-        plan: lays samples out in rows and cuts rows into micro-batches.
-        epochs, minibatches: passes over a batch, and optimiser updates in each.
-        group_size: samples of a prompt, which stay in one optimiser batch.
-        seed: of the order of prompts.
-    """
-
-    put: Callable[[Batch], Batch]
-    plan: Callable[[Batch], RowPlan]
-    epochs: int
-    minibatches: int
-    group_size: int
-    seed: int
-
-    def cut(self, batch: Batch, step: int, epoch: int) -> Iterator[Batch]:
-        """The optimiser batches of an epoch: each prompt with its samples once, shuffled."""
-        samples = np.arange(batch.tokens.shape[0]).reshape(-1, self.group_size)
-        if self.minibatches > 1:
-            samples = np.random.default_rng((self.seed, step, epoch)).permutation(samples)
-        for part in np.split(samples, self.minibatches):
-            yield take_rows(batch, part.ravel())
 
 
 @dataclasses.dataclass
@@ -57,7 +36,10 @@ class Updater:
     Attributes:
         algorithm: the resolved row of `algorithms/presets.py`.
         functions: compiled programs.
-        policy: parameters and optimiser.
+        form: what of the policy is trained.
+        policy: what is trained, and its optimiser.
+        frozen: the parameters under an adapter, or None.
+        router: losses of a model with experts.
         learning_rate: the schedule, by updates done.
         passes: how batches are gone through.
         kl_coef, entropy_coef: the current values of coefficients that adapt.
@@ -66,7 +48,10 @@ class Updater:
 
     algorithm: Algorithm
     functions: TrainFunctions
+    form: Form
     policy: TrainState
+    frozen: Any | None
+    router: RouterConfig
     learning_rate: Callable[[int], Any]
     passes: Passes
     kl_coef: float
@@ -76,8 +61,19 @@ class Updater:
 
     @property
     def params(self) -> Any:
-        """The policy's parameters."""
+        """What is trained: the policy's parameters, or an adapter."""
         return self.policy.params
+
+    @property
+    def weights(self) -> Weights:
+        """The policy: what is trained, and what stays under it."""
+        return self.policy.params, self.frozen
+
+    def merged(self) -> Any:
+        """The policy as plain parameters."""
+        if self.form == Form():
+            return self.params
+        return _merged(self.form, self.weights)
 
     @property
     def state(self) -> Any:
@@ -98,13 +94,24 @@ class Updater:
         """Whether the policy moves away from the one that is being updated from."""
         return self.passes.epochs * self.passes.minibatches > 1
 
-    def logprobs(self, params: Any, samples: Batch) -> tuple[np.ndarray, np.ndarray]:
+    def values(self, samples: Batch) -> np.ndarray:
+        """What the critic expects before each trained token of samples, [N, T]."""
+        if self.critic is not None:
+            return self.critic.values(samples)
+        plan = self.passes.plan(samples)
+        parts = [
+            self.functions.values(self.weights, self.passes.put(micro))
+            for micro in plan.micro_batches(plan.pack(samples))
+        ]
+        return plan.unpack(np.concatenate(jax.device_get(parts)), samples.mask)
+
+    def logprobs(self, weights: Weights, samples: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Log-probabilities and entropies of the trained tokens of samples, [N, T]."""
         plan = self.passes.plan(samples)
         rows = plan.pack(samples)
         targets = count_targets(rows.mask)
         parts = [
-            self.functions.logprobs(params, self.passes.put(micro), targets)
+            self.functions.logprobs(weights, self.passes.put(micro), targets)
             for micro in plan.micro_batches(rows)
         ]
         logp, entropy = (
@@ -125,6 +132,8 @@ class Updater:
             batch = batch.replace(values=None, returns=None)
             if step < self.critic.warmup_steps:
                 return found
+        elif batch.values is not None:
+            found = value_metrics(batch)
         sums = Sums()
         for epoch in range(self.passes.epochs):
             last: dict[str, float] = {}
@@ -141,7 +150,7 @@ class Updater:
         metrics["epochs"] = float(epoch + 1)
         metrics["learning_rate"] = float(self.learning_rate(int(self.policy.updates) - 1))
         self._adapt(metrics, batch.tokens.shape[0])
-        if not np.isfinite(float(self.functions.norm(self.params))):
+        if not np.isfinite(float(self.functions.state.norm(self.params))):
             raise NonFinite(
                 f"the parameters are not finite after step {step + 1}",
                 hint="a lower learning rate; the last checkpoint before it is intact",
@@ -152,28 +161,42 @@ class Updater:
         """One optimiser step. Counts come first, so that no split of the batch changes the loss."""
         stats = None
         if self.algorithm.needs_batch_stats:
-            stats = self.algorithm.batch_stats(*self.logprobs(self.params, samples), samples)
+            stats = self.algorithm.batch_stats(*self.logprobs(self.weights, samples), samples)
         plan = self.passes.plan(samples)
         rows = plan.pack(samples)
         targets = count_targets(rows.mask)
         counts = self.algorithm.counts(rows.mask, rows.segment_ids)
-        sums, coefs = Sums(), self._coefficients()
-        grads = self.functions.zeros(self.params)
-        for micro in plan.micro_batches(rows):
-            grads, (loss, metrics) = self.functions.accumulate(
-                grads, self.params, self.passes.put(micro), counts, stats, coefs, targets
-            )
-            sums.add({**metrics, "loss/sum": (loss, 1.0)})
-        norm = float(self.functions.norm(grads))
-        metrics = sums.means() | {"grad_norm": norm}
-        if not (np.isfinite(metrics["loss"]) and np.isfinite(norm)):
-            raise NonFinite(
-                f"a loss or gradient is not finite in step {step + 1}",
-                got=f"loss {metrics['loss']}, gradient norm {norm}",
-                hint="a lower learning rate; the last checkpoint before it is intact",
-            )
-        self.policy = self.functions.apply(self.policy, grads)
+        micro_batches = list(plan.micro_batches(rows))
+        routed, params = self._routed(micro_batches), self.params
+        coefs = self._coefficients()
+        self.policy, metrics = take_step(
+            self.functions.state,
+            self.policy,
+            micro_batches,
+            lambda grads, micro: self.functions.accumulate(
+                grads,
+                params,
+                self.frozen,
+                self.passes.put(micro),
+                counts,
+                stats,
+                routed,
+                coefs,
+                targets,
+            ),
+            step=step,
+        )
         return metrics
+
+    def _routed(self, micro_batches: list[Batch]) -> Any:
+        """How the whole optimiser batch is spread over experts, where a loss needs it."""
+        if self.router == RouterConfig():
+            return None
+        parts = [
+            self.functions.router_stats(self.weights, self.passes.put(micro))
+            for micro in micro_batches
+        ]
+        return whole_batch_shares(parts)
 
     def _coefficients(self) -> dict[str, np.float32]:
         """The loss's coefficients, as arrays: a new value compiles nothing."""
@@ -193,3 +216,8 @@ class Updater:
             self.entropy_coef, self.applied_entropy_coef = self.algorithm.next_entropy_coef(
                 self.entropy_coef, metrics["entropy"]
             )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _merged(form: Form, weights: Weights) -> Any:
+    return form.merged(weights)

@@ -63,7 +63,7 @@ def laid(units, packed, reference):
 
 def value_and_gradient(functions, params, rows, counts, coefs, size=MICRO):
     bounds = Bounds(WIDTH, SLOTS)
-    grads, total = functions.zeros(params), 0.0
+    grads, total = functions.state.zeros(params), 0.0
     for micro in micro_rows(rows, size):
         grads, (loss, _) = functions.accumulate(grads, params, None, micro, counts, coefs, bounds)
         total += float(loss)
@@ -80,7 +80,7 @@ def distance(one, other):
 
 
 def compare(name, loss, params, units, count, coefs, reference):
-    functions = make_learn_functions(CONFIG, loss, optax.sgd(0.1))
+    functions = make_learn_functions(loss, optax.sgd(0.1))
 
     def run(rows, size=MICRO):
         return value_and_gradient(functions, params, rows, count(rows), coefs, size)

@@ -14,7 +14,7 @@ from jaxrl_llm.algorithms.presets import AlgoConfig, resolve
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import init_params
 from jaxrl_llm.trainers.batching import count_targets, pad_rollouts, plan_rows
-from jaxrl_llm.trainers.state import make_train_functions
+from jaxrl_llm.trainers.policy import make_train_functions
 from jaxrl_llm.types import Prompt, Reward, Rollout
 
 CONFIG = ModelConfig(61, 16, 24, 2, 4, 2, 8, tie_word_embeddings=True)
@@ -50,7 +50,9 @@ def gradient(functions, algorithm, params, samples, *, layout="padded", micro=10
     stats = None
     if algorithm.needs_batch_stats:
         targets = count_targets(rows.mask)
-        parts = [functions.logprobs(params, part, targets) for part in plan.micro_batches(rows)]
+        parts = [
+            functions.logprobs((params, None), part, targets) for part in plan.micro_batches(rows)
+        ]
         logp, entropy = (
             plan.unpack(np.concatenate(jax.device_get(values)), samples.mask)
             for values in zip(*parts, strict=True)
@@ -58,9 +60,9 @@ def gradient(functions, algorithm, params, samples, *, layout="padded", micro=10
         stats = algorithm.batch_stats(logp, entropy, samples)
     counts = algorithm.counts(rows.mask, rows.segment_ids)
     targets = count_targets(rows.mask)
-    grads = functions.zeros(params)
+    grads = functions.state.zeros(params)
     for part in plan.micro_batches(rows):
-        grads, _ = functions.accumulate(grads, params, part, counts, stats, {}, targets)
+        grads, _ = functions.accumulate(grads, params, None, part, counts, stats, None, {}, targets)
     return grads
 
 

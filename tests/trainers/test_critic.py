@@ -12,7 +12,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import forward, init_params
 from jaxrl_llm.trainers.batching import pad_rollouts, plan_rows
 from jaxrl_llm.trainers.critic import Critic, CriticConfig, make_critic_functions
-from jaxrl_llm.trainers.update import Passes
+from jaxrl_llm.trainers.passes import Passes
 from jaxrl_llm.types import Prompt, Reward, Rollout
 
 CONFIG = ModelConfig(61, 16, 24, 2, 4, 2, 8, tie_word_embeddings=True)
@@ -51,7 +51,7 @@ def critic(layout, **settings):
         group_size=4,
         seed=0,
     )
-    return Critic(algorithm, functions, functions.init(params), passes, 0)
+    return Critic(algorithm, functions, functions.state.init(params), passes, 0)
 
 
 def test_a_value_belongs_to_the_state_before_its_token():
