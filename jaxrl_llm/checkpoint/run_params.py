@@ -1,18 +1,20 @@
 # SPDX-FileCopyrightText: The jaxrl_llm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The parameters alone out of a run's checkpoints, onto whatever devices are here."""
+"""What was trained, out of a run's checkpoints, onto whatever device is here."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 
 from jaxrl_llm.errors import RunDirectoryError
-from jaxrl_llm.models.transformer import Params
 
 
 def saved_steps(run: str | pathlib.Path) -> list[int]:
@@ -32,16 +34,13 @@ def saved_steps(run: str | pathlib.Path) -> list[int]:
     return found
 
 
-def restore_params(run: str | pathlib.Path, step: int, abstract: Params) -> Params:
-    """Parameters of one step; optimiser state is not read. Shardings of the machine that wrote them
-    don't matter.
-
-    Args:
-        abstract: shapes, dtypes and, where set, shardings; without one a leaf goes to the first
-            device.
+def restore_trained(run: str | pathlib.Path, step: int) -> Any:
+    """What was trained, as of one step, on the first device: parameters, an adapter, or a decoder
+    and a score head; of the policy, where a critic was trained beside it. Optimiser state is not
+    read. Shardings of the machine that wrote them don't matter.
 
     Raises:
-        RunDirectoryError: the step is not there, damaged, or of another model.
+        RunDirectoryError: the step is not there, or damaged.
     """
     steps = saved_steps(run)
     if step not in steps:
@@ -50,14 +49,19 @@ def restore_params(run: str | pathlib.Path, step: int, abstract: Params) -> Para
             got=run,
             expected="one of " + ", ".join(map(str, steps)),
         )
-    first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    placed = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or first), abstract
-    )
-    wanted: dict[str, Any] = {"params": placed}
     path = pathlib.Path(run).absolute() / "checkpoints" / str(step) / "arrays"
+    first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     try:
-        with ocp.PyTreeCheckpointer() as reader:
+        with ocp.PyTreeCheckpointer() as reader, _quiet():
+            tree = reader.metadata(path).item_metadata.tree
+            # The policy of two that learn, or what is trained beside a reference that moves.
+            inside = next((name for name in ("policy", "train") if name in tree), None)
+            held = tree[inside] if inside else tree
+            placed = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=first), held["params"]
+            )
+            wanted: dict[str, Any] = {"params": placed}
+            wanted = {inside: wanted} if inside else wanted
             restored = reader.restore(
                 path,
                 args=ocp.args.PyTreeRestore(
@@ -66,13 +70,25 @@ def restore_params(run: str | pathlib.Path, step: int, abstract: Params) -> Para
                     partial_restore=True,
                 ),
             )
-    except (ValueError, KeyError, OSError, TypeError) as error:
+    except (ValueError, KeyError, OSError, TypeError, AttributeError) as error:
         raise RunDirectoryError(
             f"the parameters of step {step} can't be restored",
-            got=str(error).strip().splitlines()[0],
+            got=str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__,
             hint="another step: " + ", ".join(map(str, steps)),
         ) from error
-    return restored["params"]
+    return (restored[inside] if inside else restored)["params"]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without Orbax's warning that a manager's checkpoint lacks what a lone one has."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def run_settings(run: str | pathlib.Path) -> dict[str, Any]:

@@ -71,6 +71,17 @@ def fields(config: Any) -> list[Field]:
     return found
 
 
+def optional_group(field: Field) -> type | None:
+    """The dataclass of a group that is None where it is off, such as `lora`."""
+    if field.value is not None or typing.get_origin(field.hint) not in (
+        typing.Union,
+        types.UnionType,
+    ):
+        return None
+    groups = [arg for arg in typing.get_args(field.hint) if dataclasses.is_dataclass(arg)]
+    return groups[0] if groups else None
+
+
 @functools.cache
 def _hints(cls: type) -> dict[str, Any]:
     try:

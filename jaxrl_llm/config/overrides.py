@@ -16,7 +16,7 @@ from typing import Any
 
 import tyro
 
-from jaxrl_llm.config.fields import Field, fields, is_node, nodes
+from jaxrl_llm.config.fields import Field, fields, is_node, nodes, optional_group
 from jaxrl_llm.config.text import type_name
 from jaxrl_llm.errors import ConfigError
 
@@ -28,15 +28,17 @@ def apply_overrides(config: Config, args: Sequence[str]) -> Config:
 
     `--algo.kl_coef=0.01`, `--algo.kl_coef 0.01`, `--algo.kl-coef=0.01` and
     `--config.algo.kl_coef=0.01` mean the same; sequences are `198,2` or `198 2`, booleans `True` or
-    `False`. The last of several wins. Every dataclass that is touched is made anew, so that its
-    `__post_init__` validates the result.
+    `False`. The last of several wins. A field of a group that is None makes the group.
+    Every dataclass that is touched is made anew, so that its `__post_init__` validates the result.
 
     Raises:
         ConfigError: an unknown field, a wrong value, or a combination that a dataclass refuses.
     """
+    given = list(_split_args(args))
+    config = _with_groups(config, [name for name, _ in given])
     known = {field.name: field for field in fields(config)}
     tree: dict[str, Any] = {}
-    for name, values in _split_args(args):
+    for name, values in given:
         if name not in known:
             raise _unknown_field(config, name, known)
         *path, leaf = name.split(".")
@@ -55,6 +57,21 @@ def _rebuild(node: Any, changes: dict[str, Any]) -> Any:
         value = getattr(node, name)
         values[name] = _rebuild(value, change) if is_node(value) else change
     return dataclasses.replace(node, **values)
+
+
+def _with_groups(config: Config, names: Sequence[str]) -> Config:
+    """Groups that are None and of which a field is set (`--lora.rank=16`), with their defaults."""
+    for field in fields(config):
+        group = optional_group(field)
+        if group is not None and any(name.startswith(field.name + ".") for name in names):
+            tree: dict[str, Any] = {}
+            *path, leaf = field.name.split(".")
+            node = tree
+            for part in path:
+                node = node.setdefault(part, {})
+            node[leaf] = group()
+            config = _rebuild(config, tree)
+    return config
 
 
 def _split_args(args: Sequence[str]) -> Iterator[tuple[str, list[str]]]:

@@ -189,6 +189,7 @@ class RLConfig:
             learned from.
         lora: train low-rank adapters over the model in place of its own parameters; the sampler
             and the export get them merged in, and the reference policy is the model without them.
+            Any of its fields turns it on: --lora.rank=16, alpha, targets, rslora, dora.
     """
 
     task: Task

@@ -38,7 +38,7 @@ def start(run_dir, *more):
 def metrics(run_dir):
     """The rows of metrics.jsonl without what depends on the clock."""
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if "time" not in k} for row in rows]
+    return [{k: v for k, v in row.items() if "time" not in k and "memory" not in k} for row in rows]
 
 
 def final_arrays(run_dir):

@@ -50,7 +50,7 @@ def start(run_dir, arguments):
 
 def metrics(run_dir):
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if "time" not in k} for row in rows]
+    return [{k: v for k, v in row.items() if "time" not in k and "memory" not in k} for row in rows]
 
 
 def result(run_dir):
