@@ -70,6 +70,8 @@ class ModelConfig:
         context: the longest sequence of this run, prompt and completion. Only the scalings
             "dynamic" and "longrope" look at it: it fixes their frequencies once, so that sampler
             and trainer agree at every token. None: `max_position_embeddings`.
+        microbatches: of this run: pieces of a batch of rows that are on their way through layers
+            stacked as stages of a pipeline; other layers don't look at it.
         rms_norm_eps: ε of the RMS norms.
         rope_theta: base of the rotary embedding.
         rope_scaling: how its frequencies are stretched, in layers that use it.
@@ -108,6 +110,7 @@ class ModelConfig:
     head_dim: int
     max_position_embeddings: int = 2048
     context: int | None = None
+    microbatches: int = 1
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None

@@ -12,7 +12,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers import accumulation_dtype
-from jaxrl_llm.models.transformer import Params, forward, output_head
+from jaxrl_llm.models.transformer import Params, for_use, forward, output_head
+from jaxrl_llm.sharding.rules import constrain, splits
 
 VOCAB_CHUNK = 8192
 
@@ -107,8 +108,8 @@ def hidden_logprobs(
     targets = jnp.take_along_axis(tokens, order, axis=-1)
     with jax.named_scope("head"):
         logp, entropy = token_logprobs(
-            read.reshape(-1, d),
-            output_head(params),
+            constrain(read.reshape(-1, d), "head_rows", None),
+            for_use(output_head(params), "head", config),
             targets.reshape(-1),
             temperature=temperature,
             divisor=config.logit_divisor,
@@ -142,24 +143,37 @@ def token_values(
         return jnp.where(mask, jnp.take_along_axis(values, before, axis=1), 0.0)
 
 
+def _parts(vocab: int, chunk: int) -> tuple[int, int, int]:
+    """In how many parts the mesh splits the vocabulary, the rows of each, and of each in a chunk.
+
+    A chunk takes its rows from all parts, so that no device waits or sends its rows to others.
+    """
+    parts = splits("vocab")
+    parts = parts if vocab % parts == 0 else 1
+    return parts, vocab // parts, min(max(chunk // parts, 1), vocab // parts)
+
+
 def _chunk_logits(hidden, head, index, temperature, chunk, divisor, softcap):
     """Logits of one chunk and their slope over the products, its rows, ids, and which ids are new.
 
     The last chunk is moved back so that it ends with the vocabulary; what overlaps is not new.
     """
-    vocab = head.shape[0]
-    start = jnp.minimum(index * chunk, vocab - chunk)
-    rows = jax.lax.dynamic_slice_in_dim(head, start, chunk)
+    parts, each, size = _parts(head.shape[0], chunk)
+    start = jnp.minimum(index * size, each - size)
+    rows = jax.lax.dynamic_slice_in_dim(head.reshape(parts, each, -1), start, size, 1)
+    rows = rows.reshape(parts * size, -1)
     wide = accumulation_dtype(hidden.dtype)
     logits = jnp.einsum("md,vd->mv", hidden, rows, preferred_element_type=wide)
+    logits = constrain(logits, "head_rows", "vocab")
     if divisor != 1.0:
         logits = logits / divisor
     slope = 1.0 / (divisor * temperature)
     if softcap is not None:
         bent = jnp.tanh(logits / softcap)
         logits, slope = softcap * bent, slope * (1.0 - jnp.square(bent))
-    ids = start + jnp.arange(chunk)
-    return logits / temperature, slope, rows, ids, ids >= index * chunk
+    within = start + jnp.arange(size)
+    ids = (each * jnp.arange(parts)[:, None] + within[None, :]).reshape(-1)
+    return logits / temperature, slope, rows, ids, jnp.tile(within >= index * size, parts)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))
@@ -169,9 +183,9 @@ def _token_logprobs(hidden, head, targets, temperature, chunk, divisor, softcap)
 
 
 def _token_logprobs_fwd(hidden, head, targets, *how):
-    chunk = how[1]
+    _, each, size = _parts(head.shape[0], how[1])
     wide = accumulation_dtype(hidden.dtype)
-    count = -(-head.shape[0] // chunk)
+    count = -(-each // size)
     lowest = jnp.finfo(wide).min
 
     def step(carry, index):
@@ -199,11 +213,11 @@ def _token_logprobs_fwd(hidden, head, targets, *how):
 
 def _token_logprobs_bwd(*how_and_rest):
     *how, residuals, cotangents = how_and_rest
-    chunk = how[1]
     hidden, head, targets, lse, mean_logit = residuals
+    parts, each, size = _parts(head.shape[0], how[1])
     d_logp, d_entropy = cotangents
     wide = lse.dtype
-    count = -(-head.shape[0] // chunk)
+    count = -(-each // size)
 
     def step(carry, index):
         d_hidden, d_head = carry
@@ -213,14 +227,15 @@ def _token_logprobs_bwd(*how_and_rest):
         d = d_logp[:, None] * (hit - p) - d_entropy[:, None] * p * (logits - mean_logit[:, None])
         d = jnp.where(new[None, :], d, 0.0) * slope
         d_hidden = d_hidden + jnp.einsum("mv,vd->md", d, rows.astype(wide))
-        d_rows = jnp.einsum("mv,md->vd", d, hidden.astype(wide))
-        start = jnp.minimum(index * chunk, head.shape[0] - chunk)
-        old = jax.lax.dynamic_slice_in_dim(d_head, start, chunk)
-        d_head = jax.lax.dynamic_update_slice_in_dim(d_head, old + d_rows, start, 0)
+        d_rows = jnp.einsum("mv,md->vd", d, hidden.astype(wide)).reshape(parts, size, -1)
+        start = jnp.minimum(index * size, each - size)
+        old = jax.lax.dynamic_slice_in_dim(d_head, start, size, 1)
+        d_head = jax.lax.dynamic_update_slice_in_dim(d_head, old + d_rows, start, 1)
         return (d_hidden, d_head), None
 
-    start = (jnp.zeros(hidden.shape, wide), jnp.zeros(head.shape, wide))
+    start = (jnp.zeros(hidden.shape, wide), jnp.zeros((parts, each, head.shape[1]), wide))
     (d_hidden, d_head), _ = jax.lax.scan(step, start, jnp.arange(count))
+    d_head = d_head.reshape(head.shape)
     return d_hidden.astype(hidden.dtype), d_head.astype(head.dtype), None
 
 

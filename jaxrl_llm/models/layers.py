@@ -13,6 +13,7 @@ from flax import struct
 from jaxtyping import Array, Float
 
 from jaxrl_llm.models.weights import Weight
+from jaxrl_llm.sharding.rules import constrain
 
 
 def accumulation_dtype(dtype: jnp.dtype) -> jnp.dtype:
@@ -128,7 +129,9 @@ def gated_mlp(
     """``down(act(gate(x)) · up(x))`` (https://arxiv.org/abs/2002.05202), biases where present."""
     gate = linear(x, layer["gate"], layer.get("gate_bias"))
     up = linear(x, layer["up"], layer.get("up_bias"))
-    return linear(ACTIVATIONS[activation](gate) * up, layer["down"], layer.get("down_bias"))
+    hidden = ACTIVATIONS[activation](gate) * up
+    hidden = constrain(hidden, "rows", *(None,) * (hidden.ndim - 2), "mlp")
+    return linear(hidden, layer["down"], layer.get("down_bias"))
 
 
 # What the gate of an MLP passes through.

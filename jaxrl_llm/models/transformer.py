@@ -13,7 +13,11 @@ Parameters are a dict of arrays in the HF layout [out, in]; `shapes.py` lists th
 
 Training scans over the stacked layers, whose traits (window, rotary embedding) ride along as flags,
 so the program is as large for one layer as for a hundred. Decoding on a CPU wants one buffer per
-layer, which is 2–3 times faster there: `unstack_layers` turns the one into the other.
+layer, which is 2–3 times faster there: `unstack_layers` turns the one into the other. In a pipeline
+layers are stacked [rounds, stages, layers, …], see `sharding/pipeline.py`.
+
+Under `jax.set_mesh` activations and weights are split as `sharding/rules.py` says; without a mesh,
+or where nothing fits, nothing is done.
 """
 
 from __future__ import annotations
@@ -28,12 +32,15 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxrl_llm.models.attention import causal_segments, masked_attention, within_window
+from jaxrl_llm.models.axes import axis_sizes, tree_axes
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers import gated_mlp, linear, product, rms_norm, soft_cap
 from jaxrl_llm.models.moe import RouterStats, expert_mlp
 from jaxrl_llm.models.rotary import apply_rotary, rotary_tables
 from jaxrl_llm.models.shapes import param_shapes
 from jaxrl_llm.models.weights import Weight
+from jaxrl_llm.sharding.pipeline import run_pipeline, stage_layers
+from jaxrl_llm.sharding.rules import GATHERED, constrain, gather_weights, splits
 
 Params = dict[str, Any]
 
@@ -83,7 +90,12 @@ def embed_tokens(
     params: Params, config: ModelConfig, tokens: Int[Array, "N T"]
 ) -> Float[Array, "N T D"]:
     """Rows of the embedding matrix, times the model's multiplier."""
-    x = params["embed"][tokens]
+    x = params["embed"]
+    if isinstance(x, jax.Array):
+        # Said of the table, too, so that its gradient is summed before it is split over `fsdp`.
+        x = constrain(for_use(x, "embed", config), "vocab", None)
+    # The compiler would rather copy a table split over its rows to every device.
+    x = constrain(x[tokens], "rows", None, None)
     if config.embedding_multiplier == 1.0:
         return x
     return x * jnp.asarray(config.embedding_multiplier, x.dtype)
@@ -93,7 +105,19 @@ def final_hidden(
     params: Params, config: ModelConfig, x: Float[Array, "N T D"]
 ) -> Float[Array, "N T D"]:
     """The last norm, before the output head."""
-    return _norm(x, params["final_norm"], config)
+    return _norm(x, for_use(params["final_norm"], "final_norm", config), config)
+
+
+def for_use(value: Any, name: str, config: ModelConfig) -> Any:
+    """A parameter outside the layers, as it is multiplied with: whole over `fsdp`.
+
+    Args:
+        name: as in `param_shapes`; a tied head is a "head", too.
+    """
+    if not isinstance(value, jax.Array):
+        return value  # the sampler's own forms
+    tree = {name: value}
+    return gather_weights(tree, tree_axes(tree, config), axis_sizes(config))[name]
 
 
 def block(
@@ -139,10 +163,13 @@ def _attention(layer, config: ModelConfig, h, cos, sin, attend) -> Float[Array, 
     q, k, v = (linear(h, layer[name], layer.get(f"{name}_bias")) for name in ("q", "k", "v"))
     if config.qk_norm == "all":
         q, k = _norm(q, layer["q_norm"], config), _norm(k, layer["k_norm"], config)
-    q, k, v = heads(q), heads(k), heads(v)
+    q = constrain(heads(q), "rows", None, "heads", None)
+    k = constrain(heads(k), "rows", None, "kv_heads", None)
+    v = constrain(heads(v), "rows", None, "kv_heads", None)
     if config.qk_norm == "head":
         q, k = _norm(q, layer["q_norm"], config), _norm(k, layer["k_norm"], config)
     out = attend(apply_rotary(q, cos, sin), apply_rotary(k, cos, sin), v)
+    out = constrain(out, "rows", None, "heads", None)
     return linear(out.reshape(n, t, -1), layer["o"], layer.get("o_bias"))
 
 
@@ -158,7 +185,7 @@ def _add(x, out, post_norm, config: ModelConfig):
         out = _norm(out, post_norm, config)
     if config.residual_multiplier != 1.0:
         out = out * jnp.asarray(config.residual_multiplier, out.dtype)
-    return x + out
+    return constrain(x + out, "rows", None, None)
 
 
 def layer_flags(config: ModelConfig) -> dict[str, np.ndarray]:
@@ -246,20 +273,51 @@ def routed_forward(
         counted: tokens that enter the routers' statistics; None: all but padding.
     """
     x = embed_tokens(params, config, tokens)
-    inputs = layer_inputs(config, positions, segment_ids, prefix_ids, x.dtype)
     counted = segment_ids > 0 if counted is None else counted
+    rows = (positions, segment_ids, prefix_ids, counted)
+    layers, flags = params["layers"], layer_flags(config)
+
+    def run(layers, flags, x, rows):
+        return _run_layers(layers, flags, x, rows, config, remat)
+
+    stacks = len(layers["q"].shape) - 2
+    if stacks == 1:
+        x, stats = run(layers, flags, x, rows)
+        return final_hidden(params, config, x), stats
+    rounds, stages, each = layers["q"].shape[:stacks]
+    flags = {name: stage_layers(flag, stages, rounds) for name, flag in flags.items()}
+    if rounds * stages * each > config.num_layers:
+        there = np.ones(config.num_layers, bool)
+        flags["there"] = stage_layers(there, stages, rounds)
+    x, stats = run_pipeline(run, layers, flags, x, rows, microbatches=config.microbatches)
+    stats = jax.tree.map(lambda s: s[: config.num_layers], stats)
+    return final_hidden(params, config, constrain(x, "rows", None, None)), stats
+
+
+def _run_layers(layers, flags, x, rows, config: ModelConfig, remat: bool):
+    """A scan over stacked layers [k, …] and their flags; the last layers may not be there."""
+    positions, segment_ids, prefix_ids, counted = rows
+    inputs = layer_inputs(config, positions, segment_ids, prefix_ids, x.dtype)
 
     def layer_step(x, scanned):
         layer, flags = scanned
+        layer = gather_weights(layer, tree_axes(layer, config), axis_sizes(config))
         cos, sin, allowed = inputs(flags)
         attend = lambda q, k, v: masked_attention(  # noqa: E731 - short
             q, k, v, allowed, scale=config.attention_scale, softcap=config.attention_softcap
         )
-        return routed_block(layer, config, x, cos, sin, attend, counted)
+        out, stats = routed_block(layer, config, x, cos, sin, attend, counted)
+        if "there" in flags:
+            out = jnp.where(flags["there"], out, x)
+        return out, stats
 
-    body = jax.checkpoint(layer_step) if remat else layer_step
-    x, stats = jax.lax.scan(body, x, (params["layers"], layer_flags(config)))
-    return final_hidden(params, config, x), stats
+    if remat:
+        layer_step = jax.checkpoint(layer_step)
+    elif splits("embed") > 1:
+        # Whole weights are gathered anew for the backward pass: kept, they would be a full copy.
+        policy = jax.checkpoint_policies.save_anything_except_these_names(GATHERED)
+        layer_step = jax.checkpoint(layer_step, policy=policy)
+    return jax.lax.scan(layer_step, x, (layers, flags))
 
 
 def logits(

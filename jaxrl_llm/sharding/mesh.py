@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from typing import Literal
 
 import jax
 import numpy as np
@@ -12,35 +14,133 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.errors import ConfigError
 
+# Slowest links first: neighbouring devices share a tensor, far ones hand over activations.
+AXES = ("pipeline", "data", "fsdp", "tensor")
+ROW_AXES = ("data", "fsdp")
+
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """How devices are laid out.
+    """How devices are laid out, and what is split over them.
 
     Attributes:
-        data: copies of the model, each with its own part of every batch; -1 takes all devices.
+        data: copies of the model, each with its own part of every batch; -1 takes all devices that
+            the other axes leave.
+        fsdp: parts of every batch, too, that share one copy of what `zero` names.
+        pipeline: stages of the layers, each on its own devices.
+        tensor: parts of every matrix: heads, MLP, vocabulary.
+        zero: what is split over `fsdp` (ZeRO, https://arxiv.org/abs/1910.02054): 1 optimiser state,
+            2 and gradients, 3 and parameters.
+        rounds: times that each micro-batch passes through every stage, which then holds as many
+            shorter runs of layers: a smaller bubble for more transfers.
+        microbatches: pieces of each batch of rows that are on their way through the stages; None
+            with a pipeline: twice as many as stages.
     """
 
     data: int = -1
+    fsdp: int = 1
+    pipeline: int = 1
+    tensor: int = 1
+    zero: Literal[1, 2, 3] = 3
+    rounds: int = 1
+    microbatches: int | None = None
 
     def __post_init__(self) -> None:
-        if self.data != -1 and self.data < 1:
+        for name in ("data", "fsdp", "pipeline", "tensor", "rounds"):
+            size = getattr(self, name)
+            if size < 1 and not (name == "data" and size == -1):
+                raise ConfigError(
+                    f"mesh.{name} is not a number of devices",
+                    got=size,
+                    expected="-1 or ≥ 1" if name == "data" else "≥ 1",
+                )
+        if self.fsdp == 1 and self.zero != 3:
             raise ConfigError(
-                "mesh.data is not a number of devices", got=self.data, expected="-1 or ≥ 1"
+                "mesh.zero says what is split over fsdp, which is 1",
+                got=f"mesh.zero={self.zero}",
+                hint="--mesh.fsdp=2",
+            )
+        if self.pipeline == 1 and (self.rounds > 1 or self.microbatches is not None):
+            raise ConfigError(
+                "mesh.rounds and mesh.microbatches are of a pipeline, which is 1",
+                got=f"rounds={self.rounds}, microbatches={self.microbatches}",
+                hint="--mesh.pipeline=2",
+            )
+        least = self.pipeline if self.rounds > 1 else 1
+        if self.in_flight < least:
+            raise ConfigError(
+                "mesh.microbatches is too small"
+                + (": with rounds, the first must be back when the last has gone in" * (least > 1)),
+                got=self.microbatches,
+                expected=f"≥ {least}",
             )
 
+    @property
+    def in_flight(self) -> int:
+        """Micro-batches in the pipeline; 1 without one."""
+        if self.microbatches is not None:
+            return self.microbatches
+        return 1 if self.pipeline == 1 else 2 * self.pipeline
 
-def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
-    """A mesh with the axis `data` over the given devices (default: all of this process group)."""
+    @property
+    def copy_devices(self) -> int:
+        """Devices that hold one copy of the model."""
+        return self.fsdp * self.pipeline * self.tensor
+
+
+def make_mesh(
+    config: MeshConfig, devices: list[jax.Device] | None = None, name: str = "mesh"
+) -> Mesh:
+    """A mesh with the axes `AXES` over the given devices (default: all of this process group).
+
+    Args:
+        name: of the setting, for the error.
+
+    Raises:
+        ConfigError: there are not so many devices, or they don't divide; names what would fit.
+    """
     devices = jax.devices() if devices is None else devices
-    data = len(devices) if config.data == -1 else config.data
-    if data > len(devices):
-        raise ConfigError(
-            "the mesh needs more devices than there are",
-            got=f"mesh.data={data} on {len(devices)} device(s)",
-            hint=f"--mesh.data={len(devices)}",
-        )
-    return Mesh(np.array(devices[:data]), ("data",), axis_types=(AxisType.Auto,))
+    _check_devices(config, len(devices), name)
+    data = len(devices) // config.copy_devices if config.data == -1 else config.data
+    shape = (config.pipeline, data, config.fsdp, config.tensor)
+    count = math.prod(shape)
+    auto = (AxisType.Auto,) * len(AXES)
+    if count == len(devices) > 1 and devices[0].platform == "tpu":
+        # Follows the torus, where neighbours are not those of the list.
+        return jax.make_mesh(shape, AXES, axis_types=auto, devices=devices)
+    return Mesh(np.array(devices[:count]).reshape(shape), AXES, axis_types=auto)
+
+
+def _check_devices(config: MeshConfig, count: int, name: str) -> None:
+    sizes = {axis: getattr(config, axis) for axis in ("data", "fsdp", "pipeline", "tensor")}
+    asked = " × ".join(f"{axis} {size}" for axis, size in sizes.items() if size != 1)
+    needed = config.copy_devices * max(config.data, 1)
+    fits = count % config.copy_devices == 0 if config.data == -1 else needed <= count
+    if fits:
+        return
+    tries = []
+    for axis, size in sizes.items():
+        others = needed // max(size, 1)
+        if size > 1 and others <= count:
+            whole = config.data == -1
+            good = [
+                n for n in range(1, count // others + 1) if not whole or count % (others * n) == 0
+            ]
+            near = nearest(size, good)
+            tries += [f"--{name}.{axis}={' or '.join(str(n) for n in near)}"]
+    raise ConfigError(
+        f"{name} does not fit the devices",
+        got=f"{asked or 'data 1'} on {count} device(s)",
+        expected=f"a product that divides {count}" if config.data == -1 else f"at most {count}",
+        hint="; ".join(tries) or f"--{name}.data={count}",
+    )
+
+
+def nearest(value: int, good: list[int]) -> list[int]:
+    """The largest good value up to `value` and the smallest above it, as far as there are any."""
+    below = [n for n in good if n <= value]
+    above = [n for n in good if n > value]
+    return ([max(below)] if below else []) + ([min(above)] if above else [])
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -49,5 +149,10 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def rows(mesh: Mesh) -> NamedSharding:
-    """The first axis is split over `data`."""
-    return NamedSharding(mesh, PartitionSpec("data"))
+    """The first axis is split over `data` and `fsdp`."""
+    return NamedSharding(mesh, PartitionSpec(ROW_AXES))
+
+
+def row_parts(mesh: Mesh) -> int:
+    """In how many parts `rows` are split."""
+    return math.prod(mesh.shape[axis] for axis in ROW_AXES)
