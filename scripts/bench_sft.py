@@ -5,8 +5,10 @@
     python scripts/bench_sft.py --torch=/path/to/python-with-torch-and-transformers
 
 The data are docstrings of Python's standard library: a real, long-tailed mix of lengths. Every
-variant trains on the same docstrings (forward, backward, AdamW, float32), counts their tokens
-without padding, and takes its turn in every round, so that a busy machine slows all of them.
+variant trains on the same docstrings (forward, backward, clipping, AdamW, float32) and counts their
+tokens without padding. The work is cut into --rounds portions and all variants take turns, so that
+a busy machine slows all of them. Ours compile before the clock starts; the CPU seconds of all
+threads are told beside the wall time.
 
     packed    ours, best-fit rows of --row-tokens
     padded    ours, --batch docstrings a step, padded to the longest
@@ -14,30 +16,38 @@ without padding, and takes its turn in every round, so that a busy machine slows
     full      transformers on full rows without padding and without borders between docstrings,
               as packing without a variable-length kernel does: the most that it can reach
 
-Without --torch only the first two run.
+Without --torch only the first two run. About four minutes on two cores.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import inspect
+import itertools
 import json
 import pathlib
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 
 import jax
 import numpy as np
 
 from jaxrl_llm.checkpoint.huggingface import save_folder
-from jaxrl_llm.checkpoint.pretrained import load
+from jaxrl_llm.checkpoint.pretrained import Pretrained, load
 from jaxrl_llm.data.encode import cut, encode_text
 from jaxrl_llm.data.packing import PackedRows, Unit, best_fit, lay_out, pack_step, target_bound
-from jaxrl_llm.trainers.learner import Bounds, Learner, LearnState, make_learn_functions
+from jaxrl_llm.trainers.learner import (
+    Bounds,
+    Learner,
+    LearnState,
+    make_learn_functions,
+    micro_rows,
+)
 from jaxrl_llm.trainers.optimizers import OptimizerConfig, make_optimizer, make_schedule
 from jaxrl_llm.trainers.sft import sft_counts, sft_loss
 
@@ -58,17 +68,19 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
 work = json.load(open(path))
 print("ready", flush=True)
 for line in sys.stdin:
-    start = time.perf_counter()
-    for batch in work[line.strip()]:
+    name, portion = line.split()
+    start, used = time.perf_counter(), time.process_time()
+    for batch in work[name][int(portion)]:
         width = max(map(len, batch))
         ids = torch.tensor([row + [0] * (width - len(row)) for row in batch])
         seen = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in batch])
         labels = ids.masked_fill(seen == 0, -100)
         loss = model(input_ids=ids, attention_mask=seen, labels=labels).loss
         loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    print(time.perf_counter() - start, flush=True)
+    print(time.perf_counter() - start, time.process_time() - used, flush=True)
 """
 
 
@@ -91,100 +103,152 @@ def make_units(tokenizer, count: int, longest: int) -> list[Unit]:
     return [Unit((part,), (), i) for i, part in enumerate(parts)]
 
 
-def run_steps(learner: Learner, steps: list[PackedRows]) -> float:
-    start = time.perf_counter()
-    for rows in steps:
-        bounds = Bounds(target_bound(rows.mask), 1)
-        learner.update(rows, sft_counts(rows), {}, bounds, 0)
-    return time.perf_counter() - start
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """Does a portion of its work; tells wall and CPU seconds."""
+
+    portions: int
+    run: Callable[[int], tuple[float, float]]
 
 
-def main() -> None:
+def cut_up(steps: list, portions: int) -> list[list]:
+    """Portions of steps, as even as can be."""
+    edges = np.linspace(0, len(steps), portions + 1).round().astype(int)
+    return [steps[a:b] for a, b in itertools.pairwise(edges)]
+
+
+def ours(learner: Learner, portions: list[list[PackedRows]], rows_at_once: int) -> Variant:
+    """Steps of this package, compiled here."""
+    shapes = {(r.tokens.shape[1], target_bound(r.mask)): r for p in portions for r in p}
+    for (_, targets), rows in shapes.items():
+        grads = jax.eval_shape(learner.functions.state.zeros, learner.params)
+        micro = next(micro_rows(rows, rows_at_once))
+        arguments = (grads, learner.params, None, learner.put(micro), sft_counts(rows), {})
+        learner.functions.accumulate.lower(*arguments, Bounds(targets, 1)).compile()
+
+    def run(portion: int) -> tuple[float, float]:
+        learner.micro_rows = rows_at_once
+        start, used = time.perf_counter(), time.process_time()
+        for rows in portions[portion]:
+            bounds = Bounds(target_bound(rows.mask), 1)
+            learner.update(rows, sft_counts(rows), {}, bounds, 0)
+        return time.perf_counter() - start, time.process_time() - used
+
+    return Variant(len(portions), run)
+
+
+def theirs(child: subprocess.Popen, name: str, portions: int) -> Variant:
+    """Steps of the torch process."""
+
+    def run(portion: int) -> tuple[float, float]:
+        child.stdin.write(f"{name} {portion}\n")
+        wall, used = child.stdout.readline().split()
+        return float(wall), float(used)
+
+    return Variant(portions, run)
+
+
+def start_torch(options, model: Pretrained, work: dict, folder: pathlib.Path) -> subprocess.Popen:
+    save_folder(folder / "hf", model.params, model.config, model.tokenizer)
+    (folder / "work.json").write_text(json.dumps(work))
+    arguments = [str(folder / "hf"), str(folder / "work.json"), str(options.threads)]
+    child = subprocess.Popen(
+        [options.torch, "-c", TORCH, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+    )
+    while child.stdout.readline().strip() != "ready":
+        assert child.poll() is None, "the torch process ended"
+    return child
+
+
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--torch", help="a Python that has torch and transformers")
     parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--examples", type=int, default=32)
+    parser.add_argument("--examples", type=int, default=40)
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--row-tokens", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--row-tokens", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
-    options = parser.parse_args()
+    return parser.parse_args()
 
-    model = load(options.model)
-    units = make_units(model.tokenizer, options.examples, options.row_tokens)
-    lengths = [unit.length for unit in units]
-    total, width = sum(lengths), options.row_tokens
-    print(f"{len(units)} docstrings, {total} tokens, quartiles "
-          f"{np.percentile(lengths, [0, 25, 50, 75, 100]).astype(int).tolist()}")  # fmt: skip
-    padded = [
-        pack_step(units[i : i + options.batch], row_tokens=width, packed=False, multiple=1)[0]
-        for i in range(0, len(units), options.batch)
-    ]
-    places = best_fit(lengths, width)
-    per_step = 2
-    packed = [
-        lay_out([[units[i] for i in row] for row in places[s : s + per_step]], width, 64)
-        for s in range(0, len(places), per_step)
-    ]
-    for name, steps in (("padded", padded), ("packed", packed)):
-        size = sum(rows.tokens.size for rows in steps)
-        print(f"{name}: {len(steps)} steps, {1 - total / size:.0%} padding")
 
+def make_learner(model: Pretrained) -> Learner:
     optimizer = OptimizerConfig(learning_rate=1e-6)
     functions = make_learn_functions(
         sft_loss(model.config, kind="nll", remat=False),
         make_optimizer(optimizer, 100),
     )
-    folder = tempfile.TemporaryDirectory()
-    if options.torch:
-        save_folder(pathlib.Path(folder.name) / "hf", model.params, model.config, model.tokenizer)
     state = LearnState(train=functions.state.init(model.params))
-    learner = Learner(functions, jax.device_put, state, make_schedule(optimizer, 100), per_step)
+    learner = Learner(functions, jax.device_put, state, make_schedule(optimizer, 100), 1)
+    # The programs that every variant shares run once before the clock starts.
+    grads = functions.state.zeros(learner.params)
+    functions.state.norm(grads)
+    learner.state = learner.state.replace(train=functions.state.apply(learner.state.train, grads))
+    return learner
 
-    def ours(name: str) -> float:
-        learner.micro_rows = per_step if name == "packed" else options.batch
-        return run_steps(learner, packed if name == "packed" else padded)
 
-    child, names = None, ["packed", "padded"]
-    if options.torch:
-        tokens = [unit.parts[0].tokens.tolist() for unit in units]
-        flat = [token for one in tokens for token in one]
-        rows = [flat[i : i + width] for i in range(0, len(flat), width)]
-        work = {
-            "torch": [tokens[i : i + options.batch] for i in range(0, len(tokens), options.batch)],
-            "full": [rows[i : i + per_step] for i in range(0, len(rows), per_step)],
-        }
-        path = pathlib.Path(folder.name) / "work.json"
-        path.write_text(json.dumps(work))
-        command = [options.torch, "-c", TORCH, f"{folder.name}/hf", str(path), str(options.threads)]
-        child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        )
-        while child.stdout.readline().strip() != "ready":
-            assert child.poll() is None, "the torch process ended"
-        names += ["torch", "full"]
+def main() -> None:
+    options = parse()
+    began = time.perf_counter()
+    model = load(options.model)
+    width, batch = options.row_tokens, options.batch
+    units = make_units(model.tokenizer, options.examples, width)
+    lengths = [unit.length for unit in units]
+    print(f"{len(units)} docstrings, {sum(lengths)} tokens, quartiles of their lengths "
+          f"{np.percentile(lengths, [0, 25, 50, 75, 100]).astype(int).tolist()}")  # fmt: skip
+    padded = [
+        pack_step(units[i : i + batch], row_tokens=width, packed=False, multiple=1)[0]
+        for i in range(0, len(units), batch)
+    ]
+    places = best_fit(lengths, width)
+    packed = [lay_out([[units[i] for i in row]], width, 64) for row in places]
+    for name, steps in (("padded", padded), ("packed", packed)):
+        size = sum(rows.tokens.size for rows in steps)
+        print(f"{name}: {len(steps)} steps, {1 - sum(lengths) / size:.0%} padding")
 
-    def theirs(name: str) -> float:
-        child.stdin.write(name + "\n")
-        return float(child.stdout.readline())
+    tokens = [unit.parts[0].tokens.tolist() for unit in units]
+    flat = [token for one in tokens for token in one]
+    rows = [flat[i : i + width] for i in range(0, len(flat), width)]
+    work = {
+        "torch": [tokens[i : i + batch] for i in range(0, len(tokens), batch)],
+        "full": [[row] for row in rows],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        child, variants = None, {}
+        if options.torch:
+            cut_work = {name: cut_up(steps, options.rounds) for name, steps in work.items()}
+            child = start_torch(options, model, cut_work, pathlib.Path(folder))
+        learner = make_learner(model)
+        variants["packed"] = ours(learner, cut_up(packed, options.rounds), 1)
+        variants["padded"] = ours(learner, cut_up(padded, options.rounds), batch)
+        if child is not None:
+            variants |= {name: theirs(child, name, options.rounds) for name in work}
+        print(f"ready after {time.perf_counter() - began:.0f} s", flush=True)
+        measure(variants, sum(lengths))
+        if child is not None:
+            child.stdin.close()
+            child.wait()
 
-    call = {"packed": ours, "padded": ours, "torch": theirs, "full": theirs}
-    for name, steps in (("packed", packed), ("padded", padded)):  # compile each shape once
-        learner.micro_rows = per_step if name == "packed" else options.batch
-        shapes = {(rows.tokens.shape[1], target_bound(rows.mask)): rows for rows in steps}
-        run_steps(learner, list(shapes.values()))
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(options.rounds):
-        for name in names:
-            times[name].append(call[name](name))
-    speed = {name: total / statistics.median(values) for name, values in times.items()}
-    for name, value in speed.items():
-        print(f"{name:<7} {value:7.0f} tokens/s   {[round(t, 1) for t in times[name]]} s")
-    for other in names[1:]:
-        print(f"packed / {other}: {speed['packed'] / speed[other]:.2f}")
-    if child is not None:
-        child.stdin.close()
-        child.wait()
+
+def measure(variants: dict[str, Variant], tokens: int) -> None:
+    """Run everything in turns; print speeds and ratios."""
+    times = {name: np.zeros(2) for name in variants}
+    for portion in range(next(iter(variants.values())).portions):
+        for name, variant in variants.items():
+            times[name] += variant.run(portion)
+    for name, (wall, used) in times.items():
+        print(f"{name:<7} {tokens / wall:7.1f} tokens/s   {wall:6.1f} s   {used:6.1f} CPU s")
+    first, *others = times
+    for other in others:
+        wall, used = times[other] / times[first]
+        print(f"{first} / {other}: {wall:.2f} by wall time, {used:.2f} by CPU time")
+    if "torch" in times:
+        wall, used = times["torch"] / times["padded"]
+        print(f"padded / torch: {wall:.2f} by wall time, {used:.2f} by CPU time")
 
 
 if __name__ == "__main__":

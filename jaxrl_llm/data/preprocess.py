@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxrl_llm.data.formats import Row, check_row, find_format, ranking_pairs
-from jaxrl_llm.data.records import rank
-from jaxrl_llm.data.tables import read_table
+from jaxrl_llm.data.records import clip, rank
+from jaxrl_llm.data.tables import READERS, read_table
 from jaxrl_llm.errors import ConfigError, DataError
 
 
@@ -68,6 +69,24 @@ class TableData:
                 got=f"heldout_path={self.heldout_path!r} and heldout={self.heldout}",
                 expected="one of the two",
             )
+        if self.split_seed and not self.heldout:
+            raise ConfigError(
+                "data.split_seed has no effect: no rows of the table are held out",
+                got=self.split_seed,
+                hint="--data.heldout=100",
+            )
+        if self.split != "train" and pathlib.Path(self.path).suffix in READERS:
+            raise ConfigError(
+                "data.split has no effect on a file",
+                got=f"split={self.split!r} of {self.path}",
+                hint="path=… and heldout_path=…",
+            )
+        if self.min_chars < 0 or (self.max_chars is not None and self.max_chars < self.min_chars):
+            raise ConfigError(
+                "data.min_chars and max_chars keep nothing",
+                got=f"min_chars={self.min_chars}, max_chars={self.max_chars}",
+                expected="0 ≤ min_chars ≤ max_chars",
+            )
 
     def load(self, fitting: Sequence[str]) -> list[tuple[Examples, float]]:
         """The table's examples, with weight 1.
@@ -84,13 +103,7 @@ class TableData:
         if self.heldout_path is not None:
             train, (heldout, other) = rows, self._rows(self.heldout_path, [form], left_out)
             assert other == form
-            held = {split_key(row) for row in heldout}
-            if any(split_key(row) in held for row in train):
-                raise DataError(
-                    "a held-out prompt is also trained on",
-                    got=next(key for key in map(split_key, train) if key in held)[:100],
-                    hint="remove it from one of the two tables",
-                )
+            refuse_overlap(train, heldout)
         else:
             train, heldout = split_rows(rows, self.heldout, self.split_seed, self.path)
         if not train:
@@ -155,12 +168,21 @@ class Mixture:
             raise ConfigError("a weight of a mixture is not positive", got=self.weights)
 
     def load(self, fitting: Sequence[str]) -> list[tuple[Examples, float]]:
-        """The examples of each table, with its weight; raises as `TableData.load`."""
-        return [
+        """The examples of each table, with its weight.
+
+        Raises:
+            DataError: as `TableData.load`; or what one table holds out, another one trains on.
+        """
+        parts = [
             (part, weight)
             for table, weight in zip(self.tables, self.weights, strict=True)
             for part, _ in table.load(fitting)
         ]
+        refuse_overlap(
+            [row for part, _ in parts for row in part.train],
+            [row for part, _ in parts for row in part.heldout],
+        )
+        return parts
 
 
 def text_size(value: Any) -> int:
@@ -175,6 +197,18 @@ def text_size(value: Any) -> int:
 def split_key(row: Row) -> str:
     """What must not be both trained on and held out: the prompt, or all where there is none."""
     return json.dumps(row.get("prompt") or row, sort_keys=True)
+
+
+def refuse_overlap(train: Sequence[Row], heldout: Sequence[Row]) -> None:
+    """Raises DataError if a prompt is both trained on and held out."""
+    held = {split_key(row) for row in heldout}
+    twin = next((key for key in map(split_key, train) if key in held), None)
+    if twin is not None:
+        raise DataError(
+            "a held-out prompt is also trained on",
+            got=clip(twin),
+            hint="remove it from one of the two tables",
+        )
 
 
 def split_rows(rows: list[Row], heldout: int, seed: int, path: str) -> tuple[list[Row], list[Row]]:
@@ -195,7 +229,8 @@ def split_rows(rows: list[Row], heldout: int, seed: int, path: str) -> tuple[lis
         raise DataError(
             f"can't hold out that many rows of {path}",
             got=f"heldout={heldout}",
-            expected=f"fewer than its {len(rows)} rows",
+            expected=f"fewer than its {len(rows)} rows of {len(sizes)} different prompts",
+            hint="--data.heldout=0, or a smaller number",
         )
     train = [row for row, key in zip(rows, keys, strict=True) if key not in chosen]
     return train, [row for row, key in zip(rows, keys, strict=True) if key in chosen]

@@ -20,6 +20,7 @@ from jaxrl_llm.data.encode import (
     everything,
 )
 from jaxrl_llm.data.formats import Row
+from jaxrl_llm.data.preprocess import Examples
 from jaxrl_llm.errors import ConfigError, UserError
 from jaxrl_llm.text.tokenizer import Tokenizer
 from jaxrl_llm.trainers.supervised_settings import PreferenceConfig, RewardConfig, SFTConfig
@@ -63,7 +64,7 @@ def encode_examples(config: Any, tokenizer: Tokenizer) -> Encoded:
         ConfigError: nothing is left of a table.
     """
     tables = config.data.load(fitting_formats(config))
-    most = min(config.rows.max_length, config.rows.row_tokens)
+    check_effects(config, [examples for examples, _ in tables])
     notes: dict[str, int] = {}
     train: list[list[Unit]] = []
     heldout: list[Unit] = []
@@ -72,7 +73,7 @@ def encode_examples(config: Any, tokenizer: Tokenizer) -> Encoded:
         return encode_rows(
             rows,
             make_encoder(config, form, tokenizer),
-            most=most,
+            most=config.rows.max_length,
             rule=config.rows.truncate,
             bos_id=tokenizer.bos_id,
             counts=notes,
@@ -91,6 +92,23 @@ def encode_examples(config: Any, tokenizer: Tokenizer) -> Encoded:
         first = sum(map(len, train)) + len(heldout)
         heldout += units(examples.heldout, examples.format, first)
     return Encoded(train, heldout, [weight for _, weight in tables], notes)
+
+
+def check_effects(config: Any, tables: Sequence[Examples]) -> None:
+    """Raises ConfigError where a setting speaks of something that the data do not hold."""
+    rows = [row for examples in tables for row in (*examples.train, *examples.heldout)]
+    all_text = all(examples.format == "text" for examples in tables)
+    if isinstance(config, SFTConfig) and all_text and not config.sft.completion_only:
+        raise ConfigError(
+            "sft.completion_only=False has no effect: plain text is learnt whole in any case"
+        )
+    if isinstance(config, RewardConfig) and config.reward.use_margin:
+        without = next((row for row in rows if "margin" not in row), None)
+        if without is not None:
+            raise ConfigError(
+                "reward.use_margin needs a column margin in every row",
+                got=f"none in the example {str(without)[:80]!r}",
+            )
 
 
 def make_encoder(config: Any, form: str, tokenizer: Tokenizer) -> Encode:

@@ -186,24 +186,36 @@ def preference_counts(rows: PackedRows, units: int) -> dict[str, Any]:
 
 
 def mismatched(units: Sequence[Unit], most: int) -> list[Unit]:
-    """Each prompt with the reply of another row: the next one whose prompt differs, or the next.
+    """Each prompt with the reply of another row: the next one whose prompt differs, or else the
+    next one whose reply differs. A row that is like all others is left out.
 
     Args:
         most: tokens of a sequence; longer ones lose their end.
     """
-    assert len(units) > 1, "a row can't be paired with itself"
     halves = []
     for unit in units:
         (part,) = unit.parts
         start = int(np.flatnonzero(part.mask)[0])
         halves.append((part.tokens[:start], part.tokens[start:]))
+    keys = [(prompt.tobytes(), reply.tobytes()) for prompt, reply in halves]
     result = []
     for place, (prompt, _) in enumerate(halves):
-        others = [(place + step) % len(halves) for step in range(1, len(halves))]
-        other = next((o for o in others if not np.array_equal(halves[o][0], prompt)), others[0])
-        tokens = np.concatenate([prompt, halves[other][1]])[: max(most, len(prompt) + 1)]
-        result.append(Unit((Part(tokens, np.arange(len(tokens)) >= len(prompt)),)))
+        other = _other_row(keys, place, 0)
+        other = _other_row(keys, place, 1) if other is None else other
+        if other is not None:
+            tokens = np.concatenate([prompt, halves[other][1]])[: max(most, len(prompt) + 1)]
+            result.append(Unit((Part(tokens, np.arange(len(tokens)) >= len(prompt)),)))
     return result
+
+
+def _other_row(keys: Sequence[tuple[bytes, bytes]], place: int, half: int) -> int | None:
+    """The next row, round and round, whose `half` is not that of the row at `place`."""
+    following = (
+        (place + step) % len(keys)
+        for step in range(1, len(keys))
+        if keys[(place + step) % len(keys)][half] != keys[place][half]
+    )
+    return next(following, None)
 
 
 @dataclasses.dataclass
@@ -314,8 +326,11 @@ class PreferenceTrainer:
 
     def measure_kl(self, units: Sequence[Unit]) -> np.ndarray:
         """KTO's z from replies to other prompts, under policy and reference."""
+        pairs = mismatched(units, self.max_length)
+        if not pairs:
+            return np.zeros((), np.float32)
         rows, _ = pack_step(
-            mismatched(units, self.max_length),
+            pairs,
             row_tokens=self.row_tokens,
             packed=self.packed,
             multiple=self.updater.micro_rows,
@@ -335,9 +350,7 @@ class PreferenceTrainer:
         if not self.heldout:
             return {}, []
         rows, bounds = self.rows(self.heldout)
-        many = len(self.heldout) > 1
-        kto = self.settings.loss == "kto"
-        coefs = {"kl": self.measure_kl(self.heldout) if many else np.float32(0)} if kto else {}
+        coefs = {"kl": self.measure_kl(self.heldout)} if self.settings.loss == "kto" else {}
         counts, sums = preference_counts(rows, len(self.heldout)), Sums()
         for micro in micro_rows(rows, self.updater.micro_rows):
             value, metrics = self.updater.measure(micro, counts, coefs, bounds)

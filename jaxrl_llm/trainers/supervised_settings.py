@@ -5,15 +5,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, Literal
 
-from jaxrl_llm.algorithms.kl import KL_ESTIMATORS
-from jaxrl_llm.algorithms.preference_losses import PREFERENCE_LOSSES
 from jaxrl_llm.data.encode import Truncation
 from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.models.lora import LoraConfig
 from jaxrl_llm.sharding.mesh import MeshConfig
 from jaxrl_llm.trainers.optimizers import OptimizerConfig
+from jaxrl_llm.trainers.preference_settings import PreferenceSettings
 from jaxrl_llm.trainers.settings import ModelSource, MonitorConfig
 
 
@@ -64,7 +64,8 @@ class RowConfig:
             the prompt first; "drop" leaves them out; "error" stops.
         packed: several sequences share a row, each as if alone; changes speed, never a sequence's
             loss.
-        row_tokens: length of a packed row; at least max_length, and twice that for pairs.
+        row_tokens: length of a packed row; at least max_length, and twice that for pairs. Rows
+            that are not packed are as long as their batch needs.
         chat_template: a template with generation marks in place of the model's own: "chatml",
             "smollm2", "plain", or a jinja file; None keeps the model's.
     """
@@ -120,145 +121,18 @@ class RewardSettings:
     separator: str = "\n"
 
     def __post_init__(self) -> None:
-        if self.center_coef < 0:
-            raise ConfigError("reward.center_coef is negative", got=self.center_coef)
+        if not 0 <= self.center_coef < math.inf:
+            raise ConfigError("reward.center_coef is out of range", got=self.center_coef)
         if self.kind == "steps" and (self.use_margin or self.center_coef):
             raise ConfigError("reward.use_margin and center_coef have no effect on steps")
-
-
-LossName = Literal[
-    "dpo", "robust", "hinge", "ipo", "ipo_sum", "dpo_norm", "exo", "nca", "sppo", "apo_zero",
-    "apo_down", "simpo", "cpo", "orpo", "kto",
-]  # fmt: skip
-_DEFAULTS = {"label_smoothing": 0.0, "gamma": 0.5, "divergence": "reverse_kl", "alpha": 0.5}
-
-
-@dataclasses.dataclass(frozen=True)
-class PreferenceSettings:
-    """What preference optimisation minimises: Σ weight·loss + nll_coef·NLL + kl_coef·KL.
-
-    Attributes:
-        loss: the loss, a row of `algorithms/preference_losses.py`.
-        weights: further losses and their weights beside `loss`, whose weight is then the first
-            number: weights=(0.8, 0.2), also=("ipo",). Empty: `loss` alone.
-        also: the losses that the further weights belong to.
-        beta: how strongly the reference holds; of simpo, cpo and orpo their own β.
-        label_smoothing: the share of pairs that are thought to be the wrong way round.
-        gamma: margin of simpo.
-        divergence: of dpo, robust and hinge: reverse_kl, forward_kl, jensen_shannon or alpha.
-        alpha: of the alpha divergence.
-        nll_coef: weight of the chosen replies' mean nll per token; None is the loss's own (1 for
-            orpo and cpo, else 0).
-        kl_coef: λ of a penalty on the distance to the reference, a mean over the replies' tokens.
-        kl_estimator: how that distance is told at each token of the data: a row of
-            `algorithms/kl.py`. The replies are not the policy's own, so it is no estimate of its
-            KL; "k2" and "k3" are ≥ 0 and hold the policy near the reference on these tokens.
-        desirable_weight: of kto's wanted replies.
-        undesirable_weight: of kto's other replies.
-        reference: "live": a copy of the first policy stays in memory; "precomputed": its
-            log-probabilities of all examples are computed before the first step.
-        ref_update_every: steps after which the reference moves to the policy (TR-DPO,
-            https://arxiv.org/abs/2404.09656); 0 never.
-        ref_update_rate: how far it moves: 1 all the way.
-    """
-
-    loss: LossName = "dpo"
-    weights: tuple[float, ...] = ()
-    also: tuple[LossName, ...] = ()
-    beta: float = 0.1
-    label_smoothing: float = 0.0
-    gamma: float = 0.5
-    divergence: Literal["reverse_kl", "forward_kl", "jensen_shannon", "alpha"] = "reverse_kl"
-    alpha: float = 0.5
-    nll_coef: float | None = None
-    kl_coef: float = 0.0
-    kl_estimator: str = "k3"
-    desirable_weight: float = 1.0
-    undesirable_weight: float = 1.0
-    reference: Literal["live", "precomputed"] = "live"
-    ref_update_every: int = 0
-    ref_update_rate: float = 1.0
-
-    def __post_init__(self) -> None:
-        self._check_ranges()
-        names = [name for name, _ in self.mixture]
-        if "kto" in names:
-            self._check_kto(names)
-            return
-        read = {setting for name in names for setting in PREFERENCE_LOSSES[name].settings}
-        for setting, usual in _DEFAULTS.items():
-            if getattr(self, setting) != usual and setting not in read:
-                raise ConfigError(
-                    f"preference.{setting} has no effect on {' + '.join(names)}",
-                    got=getattr(self, setting),
-                    hint=f"leave it at {usual}",
-                )
-        for name, least in (("robust", 0.0), ("exo", 1e-9)):
-            if name in names and not least <= self.label_smoothing < 0.5:
-                raise ConfigError(
-                    f"preference.label_smoothing is out of the range of {name}",
-                    got=self.label_smoothing,
-                    expected="0 < ε < ½" if least else "0 ≤ ε < ½",
-                )
-        if not self.needs_reference:
-            for setting, usual in (("reference", "live"), ("ref_update_every", 0)):
-                if getattr(self, setting) != usual:
-                    raise ConfigError(f"preference.{setting} has no effect: {names} use none")
-
-    def _check_ranges(self) -> None:
-        checks = {
-            "beta": 0 < self.beta < float("inf"),
-            "label_smoothing": 0 <= self.label_smoothing <= 1,
-            "nll_coef": self.nll_coef is None or self.nll_coef >= 0,
-            "kl_coef": self.kl_coef >= 0,
-            "kl_estimator": self.kl_estimator in KL_ESTIMATORS,
-            "ref_update_every": self.ref_update_every >= 0,
-            "ref_update_rate": 0 < self.ref_update_rate <= 1,
-            "weights": not self.weights or len(self.weights) == 1 + len(self.also),
-            "also": bool(self.weights) or not self.also,
-        }
-        for setting, good in checks.items():
-            if not good:
-                raise ConfigError(
-                    f"preference.{setting} is out of range", got=getattr(self, setting)
-                )
-        if self.reference == "precomputed" and (self.ref_update_every or self.kl_coef):
+        if self.kind == "pairs" and self.separator != type(self).separator:
             raise ConfigError(
-                "a precomputed reference can't move, and has no log-probabilities of single tokens",
-                got=f"ref_update_every={self.ref_update_every}, kl_coef={self.kl_coef}",
-                hint="--preference.reference=live",
+                "reward.separator has no effect on pairs",
+                got=repr(self.separator),
+                hint="--reward.kind=steps",
             )
-
-    def _check_kto(self, names: list[str]) -> None:
-        if len(names) > 1 or self.reference == "precomputed" or self.kl_coef or self.nll_coef:
-            raise ConfigError(
-                "kto stands alone and needs a live reference: its KL is measured every step",
-                got=f"losses {names}, reference={self.reference}, kl_coef={self.kl_coef}, "
-                f"nll_coef={self.nll_coef}",
-            )
-        for setting, usual in _DEFAULTS.items():
-            if getattr(self, setting) != usual:
-                raise ConfigError(f"preference.{setting} has no effect on kto")
-
-    @property
-    def mixture(self) -> tuple[tuple[str, float], ...]:
-        """(loss, weight) of every loss."""
-        weights = self.weights or (1.0,)
-        return tuple(zip((self.loss, *self.also), weights, strict=True))
-
-    @property
-    def needs_reference(self) -> bool:
-        names = [name for name, _ in self.mixture]
-        rows = any(name == "kto" or PREFERENCE_LOSSES[name].reference for name in names)
-        return rows or self.kl_coef > 0
-
-    @property
-    def nll_weight(self) -> float:
-        """The weight of the NLL of chosen replies."""
-        if self.nll_coef is not None:
-            return self.nll_coef
-        usual = [PREFERENCE_LOSSES[n].nll_coef for n, _ in self.mixture if n != "kto"]
-        return max(usual, default=0.0)
+        if not self.separator:
+            raise ConfigError("reward.separator is empty", expected="the text that ends each step")
 
 
 def _check_rows(rows: RowConfig, parts: int) -> None:
@@ -272,7 +146,12 @@ def _check_rows(rows: RowConfig, parts: int) -> None:
         )
 
 
-def _check_data(data: Any) -> None:
+def _check_shared(data: Any, monitor: MonitorConfig) -> None:
+    if monitor.samples_per_step != MonitorConfig().samples_per_step:
+        raise ConfigError(
+            "monitor.samples_per_step has no effect: a supervised run draws no samples",
+            got=monitor.samples_per_step,
+        )
     if not callable(getattr(data, "load", None)):
         raise ConfigError(
             "the data of the config are no data",
@@ -302,8 +181,12 @@ class SFTConfig:
     monitor: MonitorConfig = MonitorConfig()
 
     def __post_init__(self) -> None:
-        _check_data(self.data)
+        _check_shared(self.data, self.monitor)
         _check_rows(self.rows, 1)
+        if not self.rows.packed and self.sft.pack_bins != SFTSettings().pack_bins:
+            raise ConfigError(
+                "sft.pack_bins has no effect without rows.packed", got=self.sft.pack_bins
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -327,7 +210,7 @@ class RewardConfig:
     monitor: MonitorConfig = MonitorConfig()
 
     def __post_init__(self) -> None:
-        _check_data(self.data)
+        _check_shared(self.data, self.monitor)
         _check_rows(self.rows, 2 if self.reward.kind == "pairs" else 1)
 
 
@@ -353,7 +236,7 @@ class PreferenceConfig:
     monitor: MonitorConfig = MonitorConfig()
 
     def __post_init__(self) -> None:
-        _check_data(self.data)
+        _check_shared(self.data, self.monitor)
         if self.lora is not None and self.preference.ref_update_every:
             raise ConfigError(
                 "under an adapter the reference is the base, which does not move",
