@@ -144,6 +144,25 @@ def test_mixtures_and_their_mistakes(tmp_path):
             bad()
     with pytest.raises(DataError, match="also trained on"):
         TableData(one.path, heldout_path=one.path).load(ALL)
+    # What one table of a mixture holds out, another one must not train on.
+    other = TableData(write(tmp_path / "c.jsonl", [{"text": "c"}]), heldout_path=one.path)
+    with pytest.raises(DataError, match="also trained on"):
+        Mixture((one, other), (1.0, 1.0)).load(ALL)
+    assert Mixture((two, other), (1.0, 1.0)).load(ALL)[1][0].heldout
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: TableData("x.jsonl", split="test"),
+        lambda: TableData("x.jsonl", split_seed=3),
+        lambda: TableData("x.jsonl", min_chars=9, max_chars=3),
+        lambda: TableData("x.jsonl", min_chars=-1),
+    ],
+)
+def test_settings_that_select_nothing_are_refused(make):
+    with pytest.raises(ConfigError):
+        make()
 
 
 def test_parquet_and_data_sets_hold_the_same_rows(tmp_path):

@@ -23,6 +23,7 @@ from jaxrl_llm.models.transformer import forward, logits
 from jaxrl_llm.trainers.learner import Bounds
 from jaxrl_llm.trainers.preference import mismatched, pairs_of, preference_loss
 from jaxrl_llm.trainers.reward import sequence_scores, step_reward_loss
+from jaxrl_llm.trainers.settings import MonitorConfig
 from jaxrl_llm.trainers.sft import sft_loss
 from jaxrl_llm.trainers.supervised_settings import (
     FitConfig,
@@ -31,6 +32,7 @@ from jaxrl_llm.trainers.supervised_settings import (
     RewardSettings,
     RowConfig,
     SFTConfig,
+    SFTSettings,
 )
 
 CONFIG, PARAMS = tiny_model()
@@ -38,6 +40,13 @@ HIDDEN = jax.jit(
     lambda rows: forward(PARAMS, CONFIG, rows.tokens, rows.positions, rows.segment_ids)
 )
 SCORES = jax.jit(lambda params, rows: sequence_scores(params, CONFIG, rows, 1))
+
+
+class NoData:
+    """Data of a config that is only looked at."""
+
+    def load(self, formats):
+        raise AssertionError
 
 
 def on_device(rows):
@@ -218,6 +227,11 @@ def test_kto_prefers_other_prompts_and_keeps_to_the_row():
     last = [bytes(u.parts[0].tokens.astype(np.uint8)).decode()[4] for u in moved]
     assert last == ["c", "c", "a"]
     assert max(u.length for u in moved) == 10
+    # A row that comes twice is no other row; one that has nothing else beside it is left out.
+    twice = [unit(("same", "a")), unit(("same", "a")), unit(("same", "b"))]
+    moved = mismatched(twice, 64)
+    assert [chr(u.parts[0].tokens[4]) for u in moved] == ["b", "b", "a"]
+    assert mismatched(twice[:2], 64) == [] and mismatched(twice[:1], 64) == []
 
 
 @pytest.mark.parametrize(
@@ -231,6 +245,16 @@ def test_kto_prefers_other_prompts_and_keeps_to_the_row():
         (lambda: PreferenceSettings(reference="precomputed", kl_coef=0.1), "can't move"),
         (lambda: PreferenceSettings(loss="kto", kl_coef=0.1), "kto stands alone"),
         (lambda: PreferenceSettings(loss="kto", gamma=0.1), "no effect on kto"),
+        (lambda: PreferenceSettings(loss="kto", weights=(2.0,)), "no effect on kto"),
+        (lambda: PreferenceSettings(desirable_weight=2.0), "no effect on dpo"),
+        (lambda: PreferenceSettings(alpha=0.2), "without divergence=alpha"),
+        (lambda: PreferenceSettings(kl_estimator="k2"), "without a kl_coef"),
+        (lambda: PreferenceSettings(ref_update_rate=0.5), "without ref_update_every"),
+        (lambda: PreferenceSettings(loss="orpo", ref_update_every=2), "no reference"),
+        (lambda: PreferenceSettings(gamma=float("nan"), loss="simpo"), "gamma is out of range"),
+        (lambda: PreferenceSettings(weights=(1.0, -1.0), also=("ipo",)), "weights"),
+        (lambda: RewardSettings(separator="|"), "no effect on pairs"),
+        (lambda: RewardSettings(center_coef=float("inf")), "center_coef"),
         (lambda: PreferenceSettings(weights=(1.0, 2.0)), "weights"),
         (lambda: PreferenceSettings(beta=0.0), "beta"),
         (lambda: PreferenceSettings(kl_coef=0.1, kl_estimator="k9"), "kl_estimator"),
@@ -238,6 +262,11 @@ def test_kto_prefers_other_prompts_and_keeps_to_the_row():
         (lambda: FitConfig(batch=0), "train.batch"),
         (lambda: RowConfig(max_length=1), "max_length"),
         (lambda: SFTConfig(data=None), "no data"),
+        (
+            lambda: SFTConfig(NoData(), rows=RowConfig(packed=False), sft=SFTSettings(pack_bins=4)),
+            "pack_bins has no effect",
+        ),
+        (lambda: SFTConfig(NoData(), monitor=MonitorConfig(samples_per_step=2)), "no samples"),
     ],
 )
 def test_a_setting_that_can_not_be_meant_is_refused(make, words):
@@ -247,13 +276,9 @@ def test_a_setting_that_can_not_be_meant_is_refused(make, words):
 
 
 def test_a_pair_must_fit_a_row_and_kto_needs_two():
-    class Data:
-        def load(self, formats):
-            raise AssertionError
-
     with pytest.raises(ConfigError, match="each of two replies"):
-        PreferenceConfig(data=Data(), rows=RowConfig(max_length=100, row_tokens=150))
+        PreferenceConfig(data=NoData(), rows=RowConfig(max_length=100, row_tokens=150))
     with pytest.raises(ConfigError, match="two or more"):
         PreferenceConfig(
-            data=Data(), preference=PreferenceSettings(loss="kto"), train=FitConfig(batch=1)
+            data=NoData(), preference=PreferenceSettings(loss="kto"), train=FitConfig(batch=1)
         )

@@ -268,6 +268,36 @@ def test_the_evaluation_command_tells_what_the_run_told(sft_run, dpo_run, reward
     assert "no such model" in capsys.readouterr().err
 
 
+def test_the_evaluation_command_samples_for_configs_of_reinforcement_learning(tmp_path, capsys):
+    """pass@k, reward and its parts on the held-out prompts, of several samples or of a greedy
+    one."""
+    from jaxrl_llm.cli.eval import main as evaluate
+
+    config = tmp_path / "mine.py"
+    config.write_text(JUDGED)
+    target = tmp_path / "numbers.json"
+    start = ["tiny-random", f"--config={config}", f"--json={target}"]
+    assert evaluate([*start, "--samples=4", "--pass-at=1,2,4", "--correct=low"]) == 0
+    told = json.loads(target.read_text())
+    assert 0 < told["pass@1"] < told["pass@2"] < told["pass@4"] <= 1
+    assert abs(told["pass@1"] - told["low"]) < 1e-9  # each sample is right or not
+    assert abs(told["reward"] - (told["low"] + 0.5 * told["length"])) < 1e-6
+    assert abs(told["mean_length"] - told["length"] * 8) < 1e-6
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in told)
+    assert evaluate([*start, "--correct=low"]) == 0  # greedy: one sample a prompt
+    greedy = json.loads(target.read_text())
+    assert "pass@1" not in greedy and greedy["low"] * 12 == round(greedy["low"] * 12)
+    for words, message in (
+        (["--samples=2", "--pass-at=4"], "needs k samples"),
+        (["--pass-at=1,x"], "not a list of numbers"),
+        (["--correct=lo", "--pass-at=1"], "no such reward"),
+        (["--task.heldout=0"], "holds nothing out"),
+    ):
+        assert evaluate([*start, *words]) == 2
+        assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -297,6 +327,23 @@ def test_a_dry_run_marks_what_is_learnt(capsys, tmp_path):
     assert "training examples" in shown and "assistant: ⟦" in shown and "<eos>⟧" in shown
     assert not (tmp_path / "run").exists()
 
+
+JUDGED = """
+from jaxrl_llm.config import find_config, load_config
+import dataclasses
+def low(rollouts):
+    return [float(r.tokens[0] < 60) for r in rollouts]
+def length(rollouts):
+    return [len(r.tokens) / 8 for r in rollouts]
+def get_config():
+    config = load_config(find_config("tiny_grpo.py"))[1]
+    return dataclasses.replace(
+        config,
+        task=dataclasses.replace(config.task, heldout=12),
+        sampler=dataclasses.replace(config.sampler, max_new_tokens=8),
+        rewards={"low": (low, 1.0), "length": (length, 0.5)},
+    )
+"""
 
 LORA = """
 import dataclasses
