@@ -79,7 +79,8 @@ def compute_phase(
     return Phase(name, (at_peak / mfu[1], at_peak / mfu[0]), mfu, "FLOPs", needed)
 
 
-def decode_phase(
+def sampler_phase(
+    name: str,
     *,
     steps: int | float,
     step_bytes: int | float,
@@ -87,10 +88,9 @@ def decode_phase(
     needed: int | float,
     chip: Chip,
 ) -> Phase:
-    """Decoding, of one copy of the sampler.
+    """Steps of one copy of the sampler: decoding, or chunks of prompts.
 
     Args:
-        steps: of the decode loop.
         step_bytes: read in each, on each device: its part of the weights and of the live cache.
         step_flops: computed in each, on each device.
         needed: model FLOPs of all devices.
@@ -101,7 +101,7 @@ def decode_phase(
     efficiency = DECODE_BANDWIDTH if bound == "bandwidth" else BEST_MFU
     at_peak = steps * max(reading, computing)
     return Phase(
-        "decode", (at_peak / efficiency[1], at_peak / efficiency[0]), efficiency, bound, needed
+        name, (at_peak / efficiency[1], at_peak / efficiency[0]), efficiency, bound, needed
     )
 
 

@@ -11,9 +11,11 @@ comes attention's part, which grows with the context.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal
 
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.heads import VOCAB_CHUNK
 
 Kind = Literal["decode", "forward", "update"]
 
@@ -91,12 +93,26 @@ class Pass:
     @property
     def computed_flops(self) -> float:
         """FLOPs that the programs compute: all places and keys, layers again under `remat`."""
-        head = 2.0 * self.model.vocab_size * self.model.hidden_size
-        layers = plain_flops(self.model, self.width) - head
-        # The head's logits are formed again in the backward pass, chunk by chunk.
+        model = self.model
+        head = 2.0 * model.vocab_size * model.hidden_size
+        layers = plain_flops(model, self.width) - head
+        times = TIMES[self.kind] * layers
+        if self.remat:
+            times += layers - last_product_flops(model)
+        # The head works chunk by chunk, the last of which is moved back over rows done before; its
+        # logits are formed again in the backward pass.
+        chunk = min(VOCAB_CHUNK, model.vocab_size)
+        head *= math.ceil(model.vocab_size / chunk) * chunk / model.vocab_size
         head_times = 4.0 if self.kind == "update" else 1.0
-        times = TIMES[self.kind] + (1.0 if self.remat else 0.0)
-        return self.places * (times * layers + head_times * self.head * head)
+        return self.places * (times + head_times * self.head * head)
+
+
+def last_product_flops(model: ModelConfig) -> float:
+    """The products of a forward pass whose results no gradient reads: the MLPs' last, unless a
+    norm follows it."""
+    if model.num_experts or model.post_norms:
+        return 0.0
+    return 2.0 * model.num_layers * model.intermediate_size * model.hidden_size
 
 
 def plain_flops(config: ModelConfig, width: int | float) -> float:

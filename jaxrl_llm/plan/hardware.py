@@ -14,7 +14,7 @@ from typing import Literal
 
 from jaxrl_llm.errors import ConfigError
 
-GB, GIB = 10**9, 2**30
+GB, MIB, GIB = 10**9, 2**20, 2**30
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,226 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of each device, added up from what the trainer keeps and what its programs need.
+
+What stays: parameters and Adam's two moments in the parameters' own dtype, frozen copies, the
+sampler's copy of the weights and its cache. What an update adds: gradient sums in ≥ float32, new
+gradients, what each layer keeps for its backward pass (its input alone, if layers are computed
+again), the work of one layer, the output head's chunk of logits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, AxisType
+
+from jaxrl_llm.models.axes import axis_sizes, tree_axes
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.heads import VOCAB_CHUNK
+from jaxrl_llm.models.transformer import abstract_params
+from jaxrl_llm.plan.workload import ITEMSIZE, Workload
+from jaxrl_llm.sharding.mesh import AXES, MeshConfig
+from jaxrl_llm.sharding.rules import ZERO, Kind, mesh_axes
+
+WIDE = 4  # bytes of a float32
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes on one device.
+
+    Attributes:
+        resident: what is there all the time, by name.
+        update: what an update adds while it computes gradients.
+        apply: what it adds while the optimiser runs.
+        sampling: what sampling adds.
+    """
+
+    resident: dict[str, float]
+    update: dict[str, float]
+    apply: dict[str, float]
+    sampling: dict[str, float]
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """What each phase needs in all."""
+        always = sum(self.resident.values())
+        return {
+            "gradients": always + sum(self.update.values()),
+            "optimiser": always + sum(self.apply.values()),
+            "sampling": always + sum(self.sampling.values()),
+        }
+
+    @property
+    def peak(self) -> float:
+        return max(self.phases.values())
+
+    @property
+    def largest(self) -> str:
+        """The largest term of the phase with the peak."""
+        phase = max(self.phases, key=self.phases.__getitem__)
+        own = {"gradients": self.update, "optimiser": self.apply, "sampling": self.sampling}[phase]
+        terms = self.resident | own
+        return max(terms, key=terms.__getitem__)
+
+
+def plan_memory(load: Workload, layout: MeshConfig, sampler_tensor: int = 1) -> Memory:
+    """Memory of a workload on each device of a mesh (`layout.data` filled in).
+
+    Args:
+        sampler_tensor: over how many devices one copy of the sampler is split.
+    """
+    size = load.itemsize
+    params = tree_bytes(load.model, layout, "parameters", size)
+    grads = tree_bytes(load.model, layout, "gradients", WIDE)
+    moments = 2 * tree_bytes(load.model, layout, "optimizer", size)
+    learners = 2 if load.critic else 1
+    resident = {
+        "parameters": learners * params,
+        "optimiser": learners * moments,
+    }
+    if load.frozen:
+        resident["reference"] = load.frozen * params
+    sampling: dict[str, float] = {}
+    if load.sampler is not None:
+        whole = MeshConfig(data=1, tensor=sampler_tensor)
+        resident["sampler's weights"] = tree_bytes(load.model, whole, "parameters", size)
+        resident["KV pages"] = kv_bytes(load, sampler_tensor, layout)
+        sampling = {"decoding": decode_bytes(load, sampler_tensor, layout)}
+    update = {"gradients": grads} | update_bytes(load, layout)
+    narrow = tree_bytes(load.model, layout, "gradients", size)
+    # The state is donated; what is left are the gradients in the parameters' dtype and the changes.
+    apply = {"gradients": grads, "changes": narrow + (params if size < WIDE else 0)}
+    return Memory(resident, update, apply, sampling)
+
+
+def state_bytes_per_param(dtype: str) -> int:
+    """Bytes for each parameter before activations: itself, Adam's two moments, the gradient's sum.
+
+    16 in float32, which is what mixed precision with float32 master weights needs as well (2 for
+    the weights, 2 for gradients, 4 for the master, 8 for the moments); 10 in bfloat16 alone.
+    """
+    return 3 * ITEMSIZE[dtype] + WIDE
+
+
+def tree_bytes(model: ModelConfig, layout: MeshConfig, kind: Kind, itemsize: int) -> float:
+    """Bytes of arrays of all parameters' shapes on one device of a mesh."""
+    params = abstract_params(model, jnp.float32)
+    mesh = abstract_mesh(layout)
+    sizes, split_fsdp = axis_sizes(model), kind in ZERO[layout.zero]
+
+    def leaf(x, axes):
+        names = [mesh_axes(a, sizes.get(a, 0), mesh, split_fsdp=split_fsdp) for a in axes]
+        split = math.prod(mesh.shape[name] for part in names for name in part)
+        return math.prod(x.shape) / split
+
+    leaves = jax.tree.map(leaf, params, tree_axes(params, model))
+    layers = sum(leaves.pop("layers").values())
+    stages = layout.pipeline
+    held = math.ceil(model.num_layers / stages) / model.num_layers  # the fullest stage
+    return itemsize * (sum(leaves.values()) + layers * held)
+
+
+def abstract_mesh(layout: MeshConfig) -> AbstractMesh:
+    """The mesh without devices."""
+    shape = tuple(getattr(layout, axis) for axis in AXES)
+    return AbstractMesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def kept_per_token(model: ModelConfig, width: int, size: int, tensor: int) -> float:
+    """Bytes that one layer keeps of each token for its backward pass, on one device.
+
+    Of each norm its input and quotient in float32 and its output; of each product what it is
+    multiplied with; of attention q, k, v, the softmax in float32 and again as it is multiplied.
+    """
+    d, f = model.hidden_size, model.intermediate_size
+    q = model.num_heads * model.head_dim / tensor
+    kv = model.num_kv_heads * model.head_dim / _parts(model.num_kv_heads, tensor)
+    norms = 2 * model.pre_norms + 2 * model.post_norms
+    total = norms * (2 * WIDE + size) * d
+    total += size * (3 * d + q + 2 * kv + q)  # inputs of q, k, v; rotated q, k; v; input of o
+    if model.qk_norm is not None:
+        total += (2 * WIDE + size) * (q + kv)
+    scores = model.num_heads / tensor * width
+    total += scores * (WIDE + size)
+    if model.attention_softcap is not None:
+        total += scores * 2 * WIDE  # tanh, and 1 − tanh
+    if any(t.window for t in model.layers) and not all(t.window for t in model.layers):
+        total += scores * 2  # which mask a layer has is known inside the loop only: a byte, twice
+    if model.num_experts:
+        f = model.expert_size * model.experts_per_token
+        total += model.experts_per_token * size * d
+    return total + size * (2 * d + _GATED[model.activation] * f / tensor)
+
+
+# Arrays of the MLP's width that its gate, its product and its last matrix keep.
+_GATED = {"silu": 6, "gelu_tanh": 8, "gelu": 7}
+
+
+def update_bytes(load: Workload, layout: MeshConfig) -> dict[str, float]:
+    """What computing the gradient of a micro-batch needs beside the sums of gradients."""
+    model, size, tensor = load.model, load.itemsize, layout.tensor
+    rows = load.micro / (layout.data * layout.fsdp)
+    tokens = rows * load.width
+    layers = math.ceil(model.num_layers / layout.pipeline)
+    kept = tokens * kept_per_token(model, load.width, size, tensor)
+    carried = tokens * size * model.hidden_size
+    held = layers * (carried if load.remat else kept)
+    # One layer backward: its scores and their gradient, its MLP's, the residual stream's.
+    scores = rows * model.num_heads / tensor * load.width**2 * WIDE
+    work = 2 * scores + tokens * WIDE * (2 * model.hidden_size)
+    if load.remat:
+        work += kept
+    layer = _layer_bytes(model, size) / tensor
+    gathered = 2 * layer if layout.fsdp > 1 else 0.0
+    new = tree_bytes(model, layout, "gradients", size)
+    return {
+        "activations": held,
+        "work of a layer": work,
+        "gathered weights": gathered,
+        "new gradients": new,
+        "head": head_bytes(load, layout),
+    }
+
+
+def head_bytes(load: Workload, layout: MeshConfig) -> float:
+    """The output head: a chunk of logits with its gradient, and the sums of both gradients."""
+    model, tensor = load.model, layout.tensor
+    tokens = load.micro / (layout.data * layout.fsdp * layout.pipeline) * load.targets
+    chunk = min(VOCAB_CHUNK, model.vocab_size)
+    table = model.vocab_size * model.hidden_size / _parts(model.vocab_size, tensor)
+    logits = 3 * tokens * chunk * WIDE / _parts(model.vocab_size, tensor)
+    return logits + 2 * tokens * model.hidden_size * WIDE + table * WIDE
+
+
+def kv_bytes(load: Workload, tensor: int, layout: MeshConfig) -> float:
+    """The sampler's pages on one device; copies of the sampler share the slots."""
+    engine = load.sampler
+    each = load.model.kv_bytes_per_token(load.itemsize) / _parts(load.model.num_kv_heads, tensor)
+    copies = sampler_copies(layout, tensor)
+    return math.ceil(load.pages / copies) * engine.page_size * each
+
+
+def decode_bytes(load: Workload, tensor: int, layout: MeshConfig) -> float:
+    """What a decode step needs: logits in float32, with the order of the vocabulary for a draw."""
+    slots = math.ceil(load.sampler.slots / sampler_copies(layout, tensor))
+    vocabulary = load.model.vocab_size / _parts(load.model.vocab_size, tensor)
+    return 3 * slots * vocabulary * WIDE + slots * WIDE * 4 * load.model.hidden_size
+
+
+def sampler_copies(layout: MeshConfig, tensor: int) -> int:
+    """Copies of the sampler on a mesh's devices."""
+    return max(layout.data * layout.fsdp * layout.pipeline * layout.tensor // tensor, 1)
+
+
+def _layer_bytes(model: ModelConfig, size: int) -> float:
+    tables = (1 if model.tie_word_embeddings else 2) * model.vocab_size * model.hidden_size
+    return size * (model.num_params - tables) / model.num_layers
+
+
+def _parts(units: int, devices: int) -> int:
+    """In how many parts so many heads or rows are split: whole where they don't divide."""
+    return devices if units % devices == 0 else 1

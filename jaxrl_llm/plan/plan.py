@@ -1,0 +1,140 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""One plan: a config on a mesh of a topology, estimated and, where that is possible, compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from jaxrl_llm.errors import ConfigError
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.plan.compile import Compiled, NotCompiled, compile_programs
+from jaxrl_llm.plan.costing import make_bill
+from jaxrl_llm.plan.estimate import RETRY, Bill
+from jaxrl_llm.plan.hardware import Topology
+from jaxrl_llm.plan.memory import Memory, plan_memory
+from jaxrl_llm.plan.search import Candidate, choose_sampler, search
+from jaxrl_llm.plan.verdict import Verdict, judge
+from jaxrl_llm.plan.workload import Workload, layout_of, make_workload
+from jaxrl_llm.sharding.mesh import MeshConfig
+
+BEST_FEW = 3  # meshes of a search that the compiler looks at
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What a plan may be told beside the config.
+
+    Attributes:
+        sampler_tensor: devices of one copy of the sampler; None: as few as fit.
+        compiles: whether the compiler is asked.
+        timeout: seconds for it.
+        price: USD for a chip and hour; None: the list's.
+        retry: part of the money for second attempts.
+    """
+
+    sampler_tensor: int | None = None
+    compiles: bool = True
+    timeout: float = 1200.0
+    price: float | None = None
+    retry: float = RETRY
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is known of a run before it is started.
+
+    Attributes:
+        not_compiled: why nothing was compiled, or None.
+    """
+
+    load: Workload
+    topology: Topology
+    layout: MeshConfig
+    sampler_tensor: int
+    memory: Memory
+    bill: Bill
+    verdict: Verdict
+    programs: tuple[Compiled, ...]
+    not_compiled: str | None
+
+
+def make_plan(
+    config: Any,
+    model: ModelConfig,
+    topology: Topology,
+    options: Options,
+    layout: MeshConfig | None = None,
+) -> Plan:
+    """The plan of a config on its own mesh, or on another.
+
+    Raises:
+        ConfigError: the mesh fits neither the chips nor the model.
+    """
+    if layout is None:
+        layout = layout_of(config, model, topology.devices)
+    given = options.sampler_tensor
+    if given is not None and (given < 1 or topology.devices % given):
+        raise ConfigError(
+            "--sampler-tensor does not divide the devices",
+            got=f"{given} of {topology.devices}",
+            hint="--sampler-tensor=1",
+        )
+    load = make_workload(config, model, layout)
+    tensor = choose_sampler(load, topology, layout, given)
+    memory = plan_memory(load, layout, tensor)
+    programs, reason = (), "as asked"
+    if options.compiles:
+        try:
+            programs = tuple(
+                compile_programs(
+                    load, topology, layout, sampler_tensor=tensor, timeout=options.timeout
+                )
+            )
+            reason = None
+        except NotCompiled as error:
+            reason = str(error)
+    return Plan(
+        load=load,
+        topology=topology,
+        layout=layout,
+        sampler_tensor=tensor,
+        memory=memory,
+        bill=make_bill(load, topology, layout, tensor, price=options.price, retry=options.retry),
+        verdict=judge(load, topology, layout, memory, tensor, programs),
+        programs=programs,
+        not_compiled=reason,
+    )
+
+
+def find_meshes(
+    config: Any, model: ModelConfig, topology: Topology, options: Options
+) -> list[Candidate]:
+    """All meshes of a topology, best first, by the model of memory and time.
+
+    Raises:
+        ConfigError: none divides the model.
+    """
+    make = functools.partial(make_workload, config, model)
+    found = search(make, model, topology, options.sampler_tensor)
+    if not found:
+        raise ConfigError("no mesh of these chips divides the model", got=topology)
+    return found
+
+
+def plan_best(
+    config: Any,
+    model: ModelConfig,
+    topology: Topology,
+    options: Options,
+    found: list[Candidate],
+) -> Iterator[Plan]:
+    """Plans of the best few meshes, up to the first that fits by the compiler's figures."""
+    for candidate in found[:BEST_FEW]:
+        plan = make_plan(config, model, topology, options, candidate.layout)
+        yield plan
+        if plan.verdict.fits or plan.not_compiled:
+            return

@@ -1,0 +1,113 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a run fits, which term is in the way, and which knob to turn first."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from jaxrl_llm.plan.compile import Compiled
+from jaxrl_llm.plan.hardware import Topology
+from jaxrl_llm.plan.memory import Memory
+from jaxrl_llm.plan.programs import APPLY, DECODE, LOGPROBS, PREFILL, UPDATE
+from jaxrl_llm.plan.workload import Workload
+from jaxrl_llm.sharding.mesh import MeshConfig
+
+ROOM = 0.95  # of a device's memory; the rest is the runtime's and fragmentation's
+
+# What of the resident terms each program gets as arguments; the others lie beside it.
+_HELD = {
+    UPDATE: ("parameters",),
+    APPLY: ("parameters", "optimiser"),
+    LOGPROBS: ("parameters",),
+    PREFILL: ("sampler's weights", "KV pages"),
+    DECODE: ("sampler's weights", "KV pages"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """Whether a run fits on each device.
+
+    Attributes:
+        peak: bytes.
+        limit: bytes that may be used.
+        phase: when the peak is.
+        term: the largest term then.
+        knob: what to change first; None if it fits.
+        tag: "compiled" or "estimated".
+    """
+
+    peak: float
+    limit: float
+    phase: str
+    term: str
+    knob: str | None
+    tag: str
+
+    @property
+    def fits(self) -> bool:
+        return self.peak <= self.limit
+
+
+def judge(
+    load: Workload,
+    topology: Topology,
+    layout: MeshConfig,
+    memory: Memory,
+    sampler_tensor: int,
+    programs: Sequence[Compiled] = (),
+) -> Verdict:
+    """The verdict by the compiler's figures, where every program was compiled; else by ours."""
+    limit = ROOM * topology.chip.device_memory
+    peaks = compiled_peaks(memory, programs)
+    done = {p.name for p in programs if p.error is None or p.used is not None}
+    whole = UPDATE in done and (load.sampler is None or DECODE in done)
+    tag = "compiled" if whole else "estimated"
+    if not whole:
+        peaks = memory.phases
+    phase = max(peaks, key=peaks.__getitem__)
+    peak = peaks[phase]
+    term = memory.largest
+    fits = peak <= limit
+    knob = None if fits else first_knob(term, load, topology, layout, sampler_tensor)
+    return Verdict(peak, limit, phase, term, knob, tag)
+
+
+def compiled_peaks(memory: Memory, programs: Sequence[Compiled]) -> dict[str, float]:
+    """Bytes while each compiled program runs, with what lies beside it."""
+    peaks = {}
+    for program in programs:
+        if program.name in _HELD and (program.error is None or program.used is not None):
+            held = _HELD[program.name]
+            # A second model that learns has its own parameters, and its own turn.
+            beside = sum(v for name, v in memory.resident.items() if name not in held)
+            peaks[program.name] = beside + program.peak
+    return peaks
+
+
+def first_knob(
+    term: str, load: Workload, topology: Topology, layout: MeshConfig, sampler_tensor: int
+) -> str:
+    """The override that shrinks a term most cheaply."""
+    if term in ("activations", "work of a layer", "head", "decoding"):
+        if not load.remat and term == "activations":
+            return "--model.remat=True"
+        least = load.width * layout.data * layout.fsdp
+        if term != "decoding" and load.micro * load.width >= 2 * least:
+            return f"--train.micro_tokens={load.micro * load.width // 2}"
+        if term == "decoding":
+            return f"--sampler.slots={max(load.sampler.slots // 2, 2)}"
+    if term == "KV pages":
+        return f"--sampler.slots={max(load.sampler.slots // 2, 2)}"
+    if term == "sampler's weights":
+        return f"--sampler-tensor={2 * sampler_tensor}"
+    if load.dtype == "float32":
+        return "--model.dtype=bfloat16"
+    rest = topology.devices // (layout.tensor * layout.pipeline)
+    if layout.fsdp < rest:
+        return f"--mesh.fsdp={rest} --mesh.data=1"
+    if layout.tensor == 1 and layout.fsdp > 1:
+        return f"--mesh.tensor=2 --mesh.fsdp={layout.fsdp // 2}"
+    return "more chips"

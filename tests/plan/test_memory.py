@@ -1,0 +1,88 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import pytest
+from plan_loads import FAMILIES, LLAMA, public, workload
+
+from jaxrl_llm.plan.hardware import CHIPS, parse_topology
+from jaxrl_llm.plan.memory import (
+    plan_memory,
+    state_bytes_per_param,
+    tree_bytes,
+)
+from jaxrl_llm.plan.verdict import judge
+from jaxrl_llm.sharding.mesh import MeshConfig
+
+ONE = MeshConfig(data=1)
+
+
+def test_a_full_fine_tune_of_7b_needs_112_gb_before_activations():
+    assert state_bytes_per_param("float32") * 7e9 == 112e9
+    assert state_bytes_per_param("bfloat16") * 7e9 == 70e9
+    load = workload(public("meta-llama/Llama-2-7b-hf"), dtype="float32", sampler=None, remat=True)
+    memory = plan_memory(load, ONE)
+    states = memory.resident["parameters"] + memory.resident["optimiser"]
+    states += memory.update["gradients"]
+    assert states == pytest.approx(16 * 6_738_415_616)
+    verdict = judge(load, parse_topology("h100:1"), ONE, memory, 1)
+    assert not verdict.fits and states > CHIPS["h100"].memory
+    assert verdict.knob == "--model.dtype=bfloat16"
+
+
+@pytest.mark.parametrize("kind", ["parameters", "gradients", "optimizer"])
+def test_what_fsdp_splits_falls_as_one_over_n(kind):
+    model = public("meta-llama/Llama-3.1-8B")
+    whole = tree_bytes(model, ONE, kind, 2)
+    assert whole == 2 * model.num_params
+    for parts in (4, 16, 64, 256):
+        split = tree_bytes(model, MeshConfig(data=1, fsdp=parts), kind, 2)
+        assert split == pytest.approx(whole / parts)
+
+
+def test_zero_2_keeps_parameters_whole():
+    model = FAMILIES["llama"]
+    layout = MeshConfig(data=1, fsdp=4, zero=2)
+    assert tree_bytes(model, layout, "parameters", 4) == 4 * model.num_params
+    assert tree_bytes(model, layout, "gradients", 4) == pytest.approx(model.num_params)
+
+
+def test_tensor_splits_matrices_and_not_norms():
+    model = FAMILIES["llama"]
+    norms = (2 * model.num_layers + 1) * model.hidden_size
+    split = tree_bytes(model, MeshConfig(data=1, tensor=4), "parameters", 1)
+    assert split == pytest.approx((model.num_params - norms) / 4 + norms)
+
+
+def test_layers_that_are_computed_again_keep_their_input_alone():
+    load = workload(LLAMA, remat=True, sampler=None)
+    memory = plan_memory(load, ONE)
+    tokens = load.micro * load.width
+    assert memory.update["activations"] == tokens * 2 * LLAMA.hidden_size * LLAMA.num_layers
+    more = plan_memory(workload(LLAMA, sampler=None), ONE)
+    assert more.update["activations"] > 10 * memory.update["activations"]
+
+
+def test_rows_are_split_over_data_and_fsdp():
+    load = workload(LLAMA, sampler=None)
+    whole = plan_memory(load, ONE).update["activations"]
+    parts = plan_memory(load, MeshConfig(data=2, fsdp=4)).update["activations"]
+    assert parts == pytest.approx(whole / 8)
+
+
+def test_the_cache_has_the_engine_s_pages():
+    load = workload(LLAMA)
+    memory = plan_memory(load, ONE)
+    tokens = load.pages * load.sampler.page_size
+    assert memory.resident["KV pages"] == tokens * LLAMA.kv_bytes_per_token(2)
+    split = plan_memory(load, MeshConfig(data=1, tensor=4), sampler_tensor=4)
+    assert split.resident["KV pages"] == pytest.approx(memory.resident["KV pages"] / 4)
+    assert split.resident["sampler's weights"] < 0.3 * memory.resident["sampler's weights"]
+
+
+def test_a_reference_and_a_critic_are_more_models():
+    plain = plan_memory(workload(LLAMA), ONE).resident
+    both = plan_memory(workload(LLAMA, frozen=1, critic=True), ONE).resident
+    assert both["reference"] == plain["parameters"]
+    assert both["parameters"] == 2 * plain["parameters"]
+    assert both["optimiser"] == 2 * plain["optimiser"]
