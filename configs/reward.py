@@ -4,8 +4,8 @@
 
 Command:    python -m jaxrl_llm.train --config=reward.py
 Hardware:   two CPU cores, 8 GiB of memory
-Time:       about a minute a step on a busy two-core machine
-Expect:     held-out accuracy above 90 % on these easy pairs; as measured with a tiny model
+Time:       about six minutes on one busy core, 24 s a step
+Expect:     accuracy on 32 held-out pairs from 59 % to 100 %: these pairs are easy
 Overrides:  --reward.center_coef=0.01
             --data.path=mine.jsonl
             --train.steps=40

@@ -199,20 +199,15 @@ def cut(part: Part, most: int, rule: Truncation, bos_id: int | None) -> Part | N
 
     Args:
         rule: "end" cuts the end; "prompt" cuts the beginning of what stands before the first
-            learnt token (a BOS stays), and the end if that is not enough; "drop" leaves it out;
-            "error" refuses it.
+            learnt token (a BOS stays), and the end if that is not enough; "drop" leaves it out.
         bos_id: the token that must stay first.
-
-    Raises:
-        DataError: it is too long and the rule is "error".
     """
     length = len(part.tokens)
     if length <= most:
         return part if part.mask.any() else None
     if rule == "drop":
         return None
-    if rule == "error":
-        raise DataError("an example is too long", got=f"{length} tokens", expected=f"≤ {most}")
+    assert rule != "error", "refused by encode_rows"
     keep = np.arange(length)
     if rule == "prompt":
         first = int(np.flatnonzero(part.mask)[0]) if part.mask.any() else 0
@@ -239,13 +234,25 @@ def encode_rows(
 
     Args:
         most: tokens of a part.
+
+    Raises:
+        DataError: a row is too long and the rule is "error"; names it.
     """
     units = []
     for row in rows:
         parts, values = encode(row)
+        longest = max(len(part.tokens) for part in parts)
+        if rule == "error" and longest > most:
+            raise DataError(
+                "an example is too long",
+                got=f"{longest} tokens in {str(row)[:80]!r}",
+                expected=f"≤ {most}",
+                hint="a larger rows.max_length, or another rows.truncate",
+            )
         fitted = [cut(part, most, rule, bos_id) for part in parts]
         if any(part is None for part in fitted):
-            counts["too many tokens"] = counts.get("too many tokens", 0) + 1
+            reason = "too many tokens" if longest > most else "nothing to learn"
+            counts[reason] = counts.get(reason, 0) + 1
             continue
         if any(len(new.tokens) < len(old.tokens) for new, old in zip(fitted, parts, strict=True)):
             counts["cut"] = counts.get("cut", 0) + 1

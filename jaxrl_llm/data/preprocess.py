@@ -37,7 +37,8 @@ class TableData:
     """Examples from one table, in any of the formats that the trainer can use.
 
     Attributes:
-        path: a .jsonl, .parquet or .array_record file, a folder of `datasets`, or a hub name.
+        path: a .jsonl, .json, .parquet or .array_record file, a folder of `datasets`, or a name
+            of the hub.
         heldout_path: a second table to hold out.
         heldout: or how many rows of `path` to hold out; rows of one prompt stay together.
         split: of a folder or a data set of the hub.
@@ -45,7 +46,8 @@ class TableData:
         deduplicate: of equal rows keep the first.
         min_chars: rows with less text are left out.
         max_chars: rows with more text are left out; None keeps all.
-        keep: a function of a row; rows for which it is false are left out.
+        keep: a function of a row as it is in the table; rows for which it is false are left out,
+            and then need not be right.
         format: which columns to read where several formats fit; None takes the fullest.
     """
 
@@ -122,22 +124,23 @@ class TableData:
         form = self.format or find_format(columns, fitting, path)
         rows, seen = [], set()
         for where, raw in table:
-            row = check_row(raw, form, where)
-            reason = self._reason_to_leave_out(row, raw, seen)
+            # Before the check, so that it can leave out what the check would refuse.
+            reason = "not kept" if self.keep is not None and not self.keep(raw) else None
+            if reason is None:
+                row = check_row(raw, form, where)
+                reason = self._reason_to_leave_out(row, seen)
             if reason is None:
                 rows.append(row)
             else:
                 left_out[reason] = left_out.get(reason, 0) + 1
         return rows, form
 
-    def _reason_to_leave_out(self, row: Row, raw: Row, seen: set[str]) -> str | None:
+    def _reason_to_leave_out(self, row: Row, seen: set[str]) -> str | None:
         size = text_size(row)
         if size < self.min_chars:
             return "too short"
         if self.max_chars is not None and size > self.max_chars:
             return "too long"
-        if self.keep is not None and not self.keep(raw):
-            return "not kept"
         if self.deduplicate:
             key = json.dumps(row, sort_keys=True)
             if key in seen:

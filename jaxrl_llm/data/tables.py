@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import pathlib
 from collections.abc import Callable
@@ -20,7 +21,7 @@ def read_table(path: str, split: str = "train") -> Table:
     """Every row of a table with the name that errors give it: `file:line` or `file:row`.
 
     Args:
-        path: a file ending in .jsonl, .parquet or .array_record; a folder that
+        path: a file ending in .jsonl, .json, .parquet or .array_record; a folder that
             `datasets.save_to_disk` wrote; or the name of a data set of the hub.
         split: of a folder or data set.
 
@@ -52,6 +53,25 @@ def read_table(path: str, split: str = "train") -> Table:
 
 def _read_jsonl(path: pathlib.Path) -> Table:
     return [(f"{path.name}:{number}", row) for number, row in json_lines(path)]
+
+
+def _read_json(path: pathlib.Path) -> Table:
+    """One array of objects, or one object a line."""
+    start = path.read_bytes()[:64].removeprefix(codecs.BOM_UTF8).lstrip()
+    if not start.startswith(b"["):
+        return _read_jsonl(path)
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{path} is not JSON",
+            got=clip(str(error) or type(error).__name__),
+            expected="an array of objects, or one object a line",
+        ) from None
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise DataError(f"{path.name}:{number} is not a JSON object", got=clip(repr(row), 60))
+    return [(f"{path.name}:{number}", row) for number, row in enumerate(rows)]
 
 
 def _read_parquet(path: pathlib.Path) -> Table:
@@ -118,7 +138,7 @@ def _missing(what: str) -> DataError:
 
 READERS: dict[str, Callable[[pathlib.Path], Table]] = {
     ".jsonl": _read_jsonl,
-    ".json": _read_jsonl,
+    ".json": _read_json,
     ".parquet": _read_parquet,
     ".array_record": _read_array_record,
 }

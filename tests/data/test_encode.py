@@ -11,6 +11,7 @@ from jaxrl_llm.data.encode import (
     cut,
     encode_messages,
     encode_reply,
+    encode_rows,
     encode_steps,
     encode_text,
     ends_only,
@@ -176,8 +177,27 @@ def test_truncation_rules():
     assert cut(part, 7, "end", BOS) is None
     assert cut(part, 9, "drop", BOS) is None
     assert cut(part, 11, "error", BOS) is part
-    with pytest.raises(DataError, match="too long"):
-        cut(part, 9, "error", BOS)
+
+
+def test_examples_that_do_not_fit_are_counted_or_named():
+    tokenizer = byte_tokenizer(adds_bos=False)
+    rows = [{"text": "abc"}, {"text": "abcdefghi"}, {"text": "<eos>"}]
+
+    def units(rule, counts):
+        return encode_rows(
+            rows, lambda row: ((encode_text(row["text"], tokenizer),), ()), most=8, rule=rule,
+            bos_id=None, counts=counts,
+        )  # fmt: skip
+
+    for rule, told, left in (
+        ("end", {"cut": 1, "nothing to learn": 1}, 2),
+        ("drop", {"too many tokens": 1, "nothing to learn": 1}, 1),
+    ):
+        counts = {}
+        kept = units(rule, counts)
+        assert counts == told and [unit.index for unit in kept] == list(range(left))
+    with pytest.raises(DataError, match=r"too long.*10 tokens in .*abcdefghi"):
+        units("error", {})
 
 
 def test_a_template_that_rewrites_the_prompt_is_refused():

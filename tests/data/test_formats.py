@@ -106,6 +106,10 @@ def test_tables_are_cleaned_and_split_by_prompt(tmp_path):
     prompts = [{row["prompt"] for row in part} for part in (examples.train, examples.heldout)]
     assert not prompts[0] & prompts[1]
     assert data.load(ALL)[0][0] == examples
+    # What is not kept need not be right.
+    odd = write(tmp_path / "odd.jsonl", [*rows, {"prompt": 3, "completion": ""}])
+    kept = TableData(odd, keep=lambda row: row["prompt"] != 3).load(ALL)[0][0]
+    assert len(kept.train) == 20 and kept.left_out == {"not kept": 1}
     again = TableData(write(tmp_path / "r.jsonl", rows[::-1]), heldout=4).load(ALL)[0][0]
     assert {r["prompt"] for r in again.heldout} == {
         r["prompt"] for r in TableData(path, heldout=4, max_chars=20).load(ALL)[0][0].heldout
@@ -122,6 +126,20 @@ def test_array_record_holds_json_objects(tmp_path):
         writer.write(json.dumps(row).encode())
     writer.close()
     assert [row for _, row in read_table(path)] == rows
+
+
+def test_a_json_file_holds_an_array_or_lines(tmp_path):
+    rows = [{"text": "é"}, {"text": "two"}]
+    path = tmp_path / "t.json"
+    lines = "\n".join(json.dumps(row) for row in rows)
+    for content in (json.dumps(rows, indent=1), "\ufeff" + json.dumps(rows), lines):
+        path.write_text(content, encoding="utf-8")
+        assert [row for _, row in read_table(str(path))] == rows
+    for content, words in (("[1]", "t.json:0 is not a JSON object"), ("[{", "is not JSON"),
+                           ("[]", "holds no rows"), (" ", "holds no rows")):  # fmt: skip
+        path.write_text(content)
+        with pytest.raises(DataError, match=words):
+            read_table(str(path))
 
 
 @pytest.mark.parametrize("name", ["t.parquet", "some/dataset", "t.csv", "t.jsonl"])
