@@ -98,10 +98,48 @@ CURVES = (
         options={"smooth": True},
     ),
     Row(
+        "Critic",
+        "How much of the returns its values explain: 1 is all, 0 is no more than their mean.",
+        "explained variance",
+        {"explained": "value/explained_variance"},
+    ),
+    Row(
+        "Values",
+        "What the critic expected, and what came.",
+        "reward",
+        {"expected": "value/mean", "returns": "value/returns"},
+    ),
+    Row(
+        "Value loss",
+        "Of the critic.",
+        "loss",
+        {"loss": "value/loss"},
+        options={"smooth": True},
+    ),
+    Row(
+        "Dropped groups",
+        "Groups without differing rewards, whose places were filled again.",
+        "groups",
+        {"dropped": "sampling/groups_dropped"},
+        dull_at_zero=True,
+    ),
+    Row(
+        "Experts",
+        "The busiest expert's share of its fair share: 1 is even.",
+        "times the fair share",
+        {"busiest": "router/max_load/max"},
+    ),
+    Row(
         "Learning rate",
         "As the optimiser used it.",
         "learning rate",
         {"rate": "learning_rate"},
+    ),
+    Row(
+        "Memory",
+        "The largest amount that a step used.",
+        "GiB",
+        {"peak": "memory/peak_gib"},
     ),
     Row(_TIME, "Where the time of a step goes.", "seconds", options={"kind": "stack"}),
     Row(
