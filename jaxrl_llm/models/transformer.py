@@ -31,7 +31,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jaxrl_llm.models.attention import causal_segments, masked_attention, within_window
+from jaxrl_llm.models.attention import causal_attention, causal_segments, within_window
 from jaxrl_llm.models.axes import axis_sizes, tree_axes
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers import gated_mlp, linear, product, rms_norm, soft_cap
@@ -246,9 +246,9 @@ def forward(
     """Final hidden states (after the last norm) of rows of tokens.
 
     Args:
-        positions: position of each token within its own sequence.
+        positions: position of each token within its own sequence, rising from left to right.
         segment_ids: tokens see only their own segment; 0 is padding and is seen by no one.
-        prefix_ids: a second segment that a token sees, its shared prompt; 0: none.
+        prefix_ids: a second segment that a token sees, its shared prompt to the left; 0: none.
         remat: recompute each layer in the backward pass instead of keeping its activations.
     """
     return routed_forward(params, config, tokens, positions, segment_ids, prefix_ids, remat=remat)[
@@ -303,7 +303,7 @@ def _run_layers(layers, flags, x, rows, config: ModelConfig, remat: bool):
         layer, flags = scanned
         layer = gather_weights(layer, tree_axes(layer, config), axis_sizes(config))
         cos, sin, allowed = inputs(flags)
-        attend = lambda q, k, v: masked_attention(  # noqa: E731 - short
+        attend = lambda q, k, v: causal_attention(  # noqa: E731 - short
             q, k, v, allowed, scale=config.attention_scale, softcap=config.attention_softcap
         )
         out, stats = routed_block(layer, config, x, cos, sin, attend, counted)

@@ -29,9 +29,15 @@ _FEWEST_TARGETS = 16
 
 
 def round_length(length: int, longest: int) -> int:
-    """The next allowed row length: 32, 48, 64, 96, 128, …, and at most `longest`."""
+    """The next allowed row length: 32, 48, 64, 96, … 256, 320, 384, 448, 512, 640, …, and at most
+    `longest`."""
     assert length <= longest, (length, longest)
-    return round_up(length, longest)
+    size = round_up(length, 2 * longest)
+    # Long rows cost most: four sizes for each doubling. Three quarters of a power of two are one
+    # already; the next finer ones lie an eighth and a sixth below.
+    power = 1 << (size.bit_length() - 1)
+    finer = size - (power // 4 if size > power else power // 8)
+    return min(finer if size > 256 and length <= finer else size, longest)
 
 
 def pad_rollouts(

@@ -55,7 +55,7 @@ def test_cut_off_completions_are_left_out_only_when_asked():
 
 def test_row_lengths_are_few_and_never_beyond_the_longest():
     shapes = {round_length(length, 1000) for length in range(1, 1001)}
-    assert shapes == {32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1000}
+    assert shapes == {32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1000}
     assert all(round_length(n, 1000) >= n for n in range(1, 1001))
     assert {round_length(length, 25) for length in range(1, 26)} == {25}
 
