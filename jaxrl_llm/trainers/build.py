@@ -26,7 +26,7 @@ from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import init_adapter
 from jaxrl_llm.rollout.engine import Engine, EngineConfig, SamplingParams
-from jaxrl_llm.sharding.mesh import make_mesh, replicated, rows
+from jaxrl_llm.sharding.mesh import data_mesh, replicated, rows
 from jaxrl_llm.text.chat import encode_prompt
 from jaxrl_llm.text.tokenizer import Tokenizer
 from jaxrl_llm.trainers.batching import RowPlan, plan_rows
@@ -48,7 +48,7 @@ from jaxrl_llm.types import Batch, Prompt
 
 def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, Any]) -> Run:
     """A run that is ready for `loop.train`; `settings` is the config as JSON values."""
-    mesh = make_mesh(config.mesh)
+    mesh = data_mesh(config.mesh)
     model = load(config.model.path, jnp.dtype(config.model.dtype))
     _, heldout_prompts, stream = build_data(config, model.tokenizer, model.config, directory.seed)
     # Scalings of rotary frequencies that depend on the length are the same for a whole run.

@@ -31,7 +31,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import attach, init_adapter, merge
 from jaxrl_llm.models.score_heads import init_score_head
 from jaxrl_llm.monitor.progress import emit
-from jaxrl_llm.sharding.mesh import make_mesh, replicated, rows
+from jaxrl_llm.sharding.mesh import data_mesh, replicated, rows
 from jaxrl_llm.text.templates import with_template
 from jaxrl_llm.text.tokenizer import Tokenizer
 from jaxrl_llm.trainers.encoders import Encoded, encode_examples
@@ -93,7 +93,7 @@ def gather(config: Config, seed: int, trained: str | None = None) -> Pieces:
     Raises:
         UserError: whatever is wrong with model, data or settings.
     """
-    mesh = make_mesh(config.mesh)
+    mesh = data_mesh(config.mesh)
     check_micro_batch(config, mesh.shape["data"])
     dtype, place = jnp.dtype(config.model.dtype), replicated(mesh)
     path = trained or config.model.path

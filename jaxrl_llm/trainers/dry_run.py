@@ -18,7 +18,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import abstract_params
 from jaxrl_llm.rewards.base import score
 from jaxrl_llm.rollout.settings import default_pool
-from jaxrl_llm.sharding.mesh import make_mesh
+from jaxrl_llm.sharding.mesh import data_mesh
 from jaxrl_llm.text.chat import encode_prompt
 from jaxrl_llm.text.templates import with_template
 from jaxrl_llm.text.tokenizer import Tokenizer
@@ -40,7 +40,7 @@ from jaxrl_llm.types import Batch, Prompt, Rollout
 
 def dry_run(config: RLConfig) -> None:
     """Build abstractly, trace the update; print sizes, three prompts and canned rewards."""
-    mesh = make_mesh(config.mesh)
+    mesh = data_mesh(config.mesh)
     model_config, tokenizer = peek(config.model.path)
     train, heldout, _ = build_data(config, tokenizer, model_config, seed=config.train.seed or 0)
     stops = stop_ids(config.sampler.stop, tokenizer)
@@ -67,7 +67,7 @@ def dry_run(config: RLConfig) -> None:
 
 def supervised_dry_run(config: Any) -> None:
     """Encode all data, print sizes, what was cut, and three examples with what is learnt marked."""
-    mesh = make_mesh(config.mesh)
+    mesh = data_mesh(config.mesh)
     check_micro_batch(config, mesh.shape["data"])
     model_config, own = peek(config.model.path)
     check_context(config, model_config)
