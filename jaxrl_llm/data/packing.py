@@ -273,6 +273,8 @@ def _plain(state: Any) -> Any:
 def _fingerprint(units: Sequence[Unit]) -> str:
     digest = hashlib.sha256()
     for unit in units:
+        digest.update(np.array(unit.values, np.float64).tobytes() + b"=")
         for part in unit.parts:
             digest.update(part.tokens.tobytes() + np.packbits(part.mask).tobytes() + b"|")
+            digest.update(b"" if part.labels is None else part.labels.tobytes())
     return digest.hexdigest()[:16]

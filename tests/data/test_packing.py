@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Units in rows: nothing lost, few shapes, the same order after a restart in mid-pack."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -127,8 +128,10 @@ def test_tables_are_drawn_from_by_weight_and_each_example_once_an_epoch():
 
 def test_another_seed_or_other_data_are_refused():
     stream = UnitStream([units([2, 3])], [1.0], seed=0)
+    judged = [dataclasses.replace(unit, values=(1.0,)) for unit in units([2, 3])]
     for other in (UnitStream([units([2, 3])], [1.0], seed=1),
-                  UnitStream([units([2, 4])], [1.0], seed=0)):  # fmt: skip
+                  UnitStream([units([2, 4])], [1.0], seed=0),
+                  UnitStream([judged], [1.0], seed=0)):  # fmt: skip
         with pytest.raises(DataError, match="not those of the checkpoint"):
             other.set_state(stream.get_state())
     with pytest.raises(ConfigError, match="no example that fits"):
