@@ -16,6 +16,7 @@ from jaxrl_llm.data.preprocess import TableData
 from jaxrl_llm.models.transformer import forward, logits
 from jaxrl_llm.sharding.mesh import MeshConfig
 from jaxrl_llm.trainers.build_supervised import gather, make_trainer
+from jaxrl_llm.trainers.optimizers import OptimizerConfig
 from jaxrl_llm.trainers.settings import ModelSource
 from jaxrl_llm.trainers.supervised_settings import (
     FitConfig,
@@ -30,6 +31,7 @@ from jaxrl_llm.trainers.supervised_settings import (
 
 CONFIG, PARAMS = tiny_model()
 EOS = 257
+FAST = OptimizerConfig(learning_rate=1e-3)
 REPLIES = [("Say é:", " é!", "e"), ("2+2=", "4", " five"), ("Hi", " there, you", " no")]
 STEPS = [("1+1?\n", ["1+1=2", "so 3"], [True, False]), ("Go\n", ["on", "and", "on"], [True] * 3)]
 HIDDEN = jax.jit(lambda *rows: forward(PARAMS, CONFIG, *rows))
@@ -65,9 +67,8 @@ def log_sigmoid(x):
     return -np.log1p(np.exp(-x))
 
 
-def first_loss(config_type, rows, tmp_path, **settings):
-    """What the trainer of a config reports for its first step on all rows, and the trainer's
-    parameters before it."""
+def trainer_of(config_type, rows, tmp_path, **settings):
+    """The trainer of a config whose batch is all rows, and its parameters before the first step."""
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     packed = config_type is not SFTConfig  # packed fine-tuning has no step that is all rows once
     config = config_type(
@@ -80,7 +81,12 @@ def first_loss(config_type, rows, tmp_path, **settings):
     )
     pieces = gather(config, 0)
     start = jax.device_get(pieces.params)
-    trainer, _ = make_trainer(pieces)
+    return make_trainer(pieces)[0], start
+
+
+def first_loss(config_type, rows, tmp_path, **settings):
+    """What the trainer of a config reports for its first step, and its parameters before it."""
+    trainer, start = trainer_of(config_type, rows, tmp_path, **settings)
     metrics, _ = trainer.train_step()
     return metrics["loss"], start
 
@@ -130,6 +136,46 @@ def test_preferences(name, tmp_path):
     told, _ = first_loss(PreferenceConfig, rows, tmp_path, preference=settings)
     by_hand = PAIR_LOSSES[name]()
     assert abs(told - by_hand) < 2e-5 * by_hand
+
+
+def test_a_moving_reference_follows_by_its_rate(tmp_path):
+    """TR-DPO: ``ref ← ref + α (policy − ref)`` after every so many steps."""
+    rows = [{"prompt": p, "chosen": c, "rejected": r} for p, c, r in REPLIES]
+    settings = PreferenceSettings(ref_update_every=2, ref_update_rate=0.25)
+    trainer, start = trainer_of(
+        PreferenceConfig, rows, tmp_path, preference=settings, optimizer=FAST
+    )
+    losses = [trainer.train_step()[0]["loss"] for _ in range(2)]
+    assert abs(losses[0] - np.log(2)) < 1e-6 and losses[1] < losses[0]
+    policy, ref = jax.device_get((trainer.updater.params, trainer.updater.state.ref))
+    expected = jax.tree.map(lambda a, b: a + 0.25 * (b - a), start, policy)
+    assert max(jax.tree.leaves(jax.tree.map(lambda a, b: abs(a - b).max(), ref, expected))) < 1e-7
+    assert max(jax.tree.leaves(jax.tree.map(lambda a, b: abs(a - b).max(), ref, start))) > 1e-4
+    trainer.train_step()
+    same = jax.tree.map(np.array_equal, jax.device_get(trainer.updater.state.ref), ref)
+    assert all(jax.tree.leaves(same))  # it stays until the next second step
+
+
+def test_a_precomputed_reference_is_the_live_one(tmp_path):
+    """Of every example, packed in other rows, and after the policy has moved away from it."""
+    rows = [{"prompt": p, "chosen": c, "rejected": r} for p, c, r in REPLIES]
+    found, metrics = {}, {}
+    for kind in ("live", "precomputed"):
+        (tmp_path / kind).mkdir()
+        settings = PreferenceSettings(reference=kind)
+        trainer, _ = trainer_of(
+            PreferenceConfig, rows, tmp_path / kind, preference=settings, optimizer=FAST
+        )
+        metrics[kind] = [trainer.train_step()[0] for _ in range(2)]
+        examples = sorted(trainer.next_units(), key=lambda unit: unit.index)
+        found[kind] = np.concatenate([trainer.rows([unit])[0].ref[0] for unit in examples])
+    by_hand = [x.sum() for pair in zip(CHOSEN, REJECTED, strict=True) for x in pair]
+    for ref in found.values():
+        np.testing.assert_allclose(ref, by_hand, rtol=1e-5)
+    for name in ("loss", "rewards/margins", "grad_norm"):
+        live, stored = (metrics[kind][0][name] for kind in ("live", "precomputed"))
+        np.testing.assert_allclose(live, stored, rtol=1e-5, atol=1e-6)
+    assert all(abs(both[1]["rewards/margins"]) > 1e-3 for both in metrics.values())
 
 
 def test_single_replies(tmp_path):

@@ -81,15 +81,15 @@ def distances_in_float64(*names):
 
 
 def test_packed_is_alone_in_float64():
-    distances = distances_in_float64("sft nll", "dpo")
+    distances = distances_in_float64("sft nll", "dpo", "reward")
     assert distances.pop("control") > 1e-3
-    assert len(distances) == 5 and max(distances.values()) < 1e-6, distances
+    assert len(distances) == 7 and max(distances.values()) < 1e-6, distances
 
 
 @pytest.mark.full
 def test_packed_is_alone_in_float64_for_every_other_loss():
-    distances = distances_in_float64("sft dft", "ipo", "simpo", "orpo", "kto", "reward", "steps")
-    assert len(distances) == 14 and max(distances.values()) < 1e-6, distances
+    distances = distances_in_float64("sft dft", "ipo", "simpo", "orpo", "kto", "steps")
+    assert len(distances) == 12 and max(distances.values()) < 1e-6, distances
 
 
 def test_packed_logits_are_those_of_each_sequence_alone():
@@ -183,20 +183,27 @@ def test_preference_loss_is_its_parts_put_together():
     ref = np.linspace(-9, -12, rows.values.size).reshape(rows.values.shape).astype(np.float32)
     rows = rows.replace(ref=ref, ref_tokens=np.full(rows.tokens.shape, -4.0, np.float32))
     rows = on_device(rows)
-    settings = PreferenceSettings(nll_coef=0.5, kl_coef=0.3, kl_estimator="k2")
+    settings = PreferenceSettings(
+        label_smoothing=0.3, weights=(0.7, 0.2), also=("ipo_sum",), nll_coef=0.5, kl_coef=0.3,
+        kl_estimator="k2",
+    )  # fmt: skip
     loss = jax.jit(preference_loss(CONFIG, settings, remat=False), static_argnums=4)
     counts = {"units": np.float32(2), "chosen_tokens": np.float32(3), "tokens": np.float32(8)}
     value, _ = loss(PARAMS, rows, counts, {}, Bounds(32, 4))
-    h = HIDDEN(rows)
-    logp = np.asarray(jax.nn.log_softmax(logits(PARAMS, h, CONFIG)), np.float64)[0]
+    found = logits(PARAMS, HIDDEN(rows), CONFIG)
+    logp = np.asarray(jax.nn.log_softmax(found), np.float64)[0]
     token = np.array([logp[t - 1, rows.tokens[0, t]] if t else 0.0 for t in range(32)])
     token = np.where(rows.mask[0], token, 0.0)
     total = [token[rows.segment_ids[0] == s].sum() for s in (1, 2, 3, 4)]
     d = np.array(total) - np.asarray(ref)[0]
-    dpo = np.mean([np.log1p(np.exp(-0.1 * (d[i] - d[i + 1]))) for i in (0, 2)])
+    h = np.array([d[0] - d[1], d[2] - d[3]])
+    dpo = np.mean(0.7 * np.log1p(np.exp(-0.1 * h)) + 0.3 * np.log1p(np.exp(0.1 * h)))
+    ipo = np.mean((h - 5.0) ** 2)
     nll = -sum(token[np.isin(rows.segment_ids[0], (1, 3))]) / 3
     kl = np.sum(np.where(rows.mask[0], (token + 4.0) ** 2 / 2, 0)) / 8
-    np.testing.assert_allclose(value, dpo + 0.5 * nll + 0.3 * kl, rtol=1e-5)
+    by_hand = 0.7 * dpo + 0.2 * ipo + 0.5 * nll + 0.3 * kl
+    np.testing.assert_allclose(value, by_hand, rtol=1e-5)
+    assert min(abs(0.7 * dpo), 0.2 * ipo, 0.5 * nll, 0.3 * kl) > 1e-3 * by_hand
 
 
 def test_fine_tuning_losses_by_hand():
