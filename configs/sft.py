@@ -4,8 +4,8 @@
 
 Command:    python -m jaxrl_llm.train --config=sft.py
 Hardware:   two CPU cores, 8 GiB of memory
-Time:       about a minute a step on a busy two-core machine
-Expect:     held-out loss from 2.4 to 1.4 after two steps (four conversations held out)
+Time:       about eight minutes on one busy core, 32 s a step
+Expect:     after six steps held-out loss from 2.37 to 0.83 (16 conversations held out)
 Overrides:  --data.path=mine.jsonl --data.heldout=100
             --sft.loss=dft
             --rows.packed=False
