@@ -262,3 +262,29 @@ def test_with_kl_the_reference_is_used_and_shown(tmp_path):
     rows = metrics(run_dir)[1:]
     assert rows[0]["kl"] >= 0 and rows[2]["kl"] > 0
     assert rows[2]["clip_ratio/region_mean"] >= 0
+
+
+@pytest.mark.full
+def test_killed_at_ten_random_moments_it_ends_as_the_straight_run(tmp_path):
+    more = ["--filter.refill=prompts", "--train.checkpoint_every=2", "--train.steps=40"]
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    process = start(straight, *more)
+    _, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, errors
+    draw, kills = np.random.default_rng(5), 0
+    while kills < 10:
+        process = start(killed, *more)
+        try:
+            process.wait(timeout=float(draw.uniform(4, 16)))
+        except subprocess.TimeoutExpired:
+            kills += 1
+            process.kill()
+        process.communicate()
+        if process.returncode == 0:
+            break  # it was faster than the kills
+    process = start(killed, *more)
+    _, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, errors
+    assert kills >= 3, "the run is too short to be killed"
+    assert metrics(killed) == metrics(straight)
+    jax.tree.map(np.testing.assert_array_equal, final_arrays(killed), final_arrays(straight))
