@@ -259,11 +259,11 @@ def build_critic(
 ) -> Critic:
     """A critic that starts from the policy's parameters, from another model, or a reward model."""
     path, dtype = config.critic.path, jnp.dtype(config.model.dtype)
-    decoder_vocabulary = model_config.vocab_size
+    decoder_vocabulary, context = model_config.vocab_size, model_config.context
     score = {"weight": jnp.zeros((1, model_config.hidden_size), dtype)}
     decoder = params
-    if path is not None and is_score_folder(pathlib.Path(path)):
-        model = load_score_folder(path, dtype)
+    if path is not None and is_score_folder(pathlib.Path(path).expanduser()):
+        model = load_score_folder(pathlib.Path(path).expanduser(), dtype)
         model_config, decoder, score = model.config, model.params["decoder"], model.params["score"]
     elif path is not None:
         other = load(path, dtype)
@@ -281,6 +281,7 @@ def build_critic(
             got=f"{model_config.vocab_size} tokens in {path}",
             expected=f"at least {decoder_vocabulary}",
         )
+    model_config = dataclasses.replace(model_config, context=context)
     functions = make_critic_functions(
         model_config, algorithm, config.critic, remat=config.model.remat
     )
