@@ -111,7 +111,9 @@ def gather(config: Config, seed: int, trained: str | None = None) -> Pieces:
         elif config.preference.reference == "live" and config.lora is None:
             ref_params = jax.tree.map(jnp.copy, jax.device_put(model.params, place))
     params = jax.device_put(model.params, place)
-    return Pieces(config, seed, mesh, model.config, params, ref_params, tokenizer, data)
+    # Scalings of rotary frequencies that depend on the length are the same for a whole run.
+    model_config = dataclasses.replace(model.config, context=config.rows.max_length)
+    return Pieces(config, seed, mesh, model_config, params, ref_params, tokenizer, data)
 
 
 def load_scoring(path: str, classes: int, dtype: Any, seed: int) -> ScoringModel:
