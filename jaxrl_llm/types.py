@@ -62,6 +62,10 @@ class Rollout:
         thinking: the part of it in which the model thinks (`text/thinking.py`); None: none.
         reply: what it says after that; all of a completion that does not think; without
             white space around it.
+        top_tokens, top_logps: int32 and float32 [C, k], where asked for: the k likeliest tokens at
+            each place, likeliest first, and their log-probabilities as for `logp_sampler`.
+        prompt_logps: float32 [P − 1], where asked for: entry i is the log-probability of prompt
+            token i + 1, given those before it, as for `logp_sampler`.
     """
 
     prompt: Prompt
@@ -75,6 +79,9 @@ class Rollout:
     reward: Reward | None = None
     thinking: str | None = None
     reply: str = ""
+    top_tokens: np.ndarray | None = None
+    top_logps: np.ndarray | None = None
+    prompt_logps: np.ndarray | None = None
 
 
 # A pytree's leaves may be jax or numpy arrays, tracers, shapes or shardings.

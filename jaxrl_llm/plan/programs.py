@@ -21,6 +21,7 @@ from jaxrl_llm.plan.workload import Workload
 from jaxrl_llm.rollout.kv_cache import init_pages
 from jaxrl_llm.rollout.layout import decode_slots, prefill_chunks
 from jaxrl_llm.rollout.programs import decode, prefill
+from jaxrl_llm.rollout.scheduler import Prefill
 from jaxrl_llm.rollout.view import init_view, view_width
 from jaxrl_llm.rollout.weights import pack
 from jaxrl_llm.sharding.mesh import MeshConfig, replicated, rows
@@ -119,8 +120,8 @@ def sampler_programs(
     longest = engine.max_prompt_tokens + engine.max_new_tokens
     table = -(-longest // engine.page_size)
     whole = functools.partial(_whole, place)
-    chunk, _ = next(prefill_chunks([((0,), [1])], engine.prefill_tokens, table))
-    chunk = jax.tree.map(whole, chunk)
+    first = next(prefill_chunks([Prefill((0,), [1])], engine.prefill_tokens, table))
+    chunk = jax.tree.map(whole, first.arrays)
     yield PREFILL, functools.partial(prefill.lower, params, load.model, form, cache, chunk)
     tables = whole(np.zeros((slots, table), np.int32))
     if viewed:

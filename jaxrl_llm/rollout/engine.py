@@ -26,10 +26,11 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Params
 from jaxrl_llm.rollout.kv_cache import copy_pages, init_pages
 from jaxrl_llm.rollout.layout import decode_slots, prefill_chunks
+from jaxrl_llm.rollout.page_pool import NULL_PAGE, PageAllocator, PrefixCache
 from jaxrl_llm.rollout.placement import Placement
-from jaxrl_llm.rollout.programs import decode, prefill
+from jaxrl_llm.rollout.programs import Drawn, decode, prefill
 from jaxrl_llm.rollout.sampling import SamplingParams
-from jaxrl_llm.rollout.scheduler import NULL_PAGE, Admission, Request, Sample, Scheduler
+from jaxrl_llm.rollout.scheduler import Admission, Request, Sample, Scheduler, check_pages
 from jaxrl_llm.rollout.settings import EngineConfig, EngineStats, default_pool
 from jaxrl_llm.rollout.weights import Form, pack
 from jaxrl_llm.types import Rollout
@@ -75,6 +76,10 @@ class Engine:
         self.num_pages = config.num_pages or default_pool(config)
         self.stats = EngineStats()
         self._programs: set[tuple] = set()
+        self._prefixes: PrefixCache | None = None
+        if config.prefix_cache:
+            self._prefixes = PrefixCache(PageAllocator(self.num_pages), config.page_size)
+        self._prompt_logps: dict[int, np.ndarray] = {}  # by the request's identity
         self._generating = False
         self._table_width = -(
             -(config.max_prompt_tokens + config.max_new_tokens) // config.page_size
@@ -101,8 +106,11 @@ class Engine:
         """New weights, from the next decode call on; legal while `generate` is under way.
 
         They are copied (layer by layer into separate buffers, by one compiled program), so the
-        caller may donate its own. The old ones are freed first.
+        caller may donate its own. The old ones are freed first, and pages kept of earlier prompts
+        are forgotten.
         """
+        if self._prefixes:
+            self._prefixes.clear()
         self._params = None
         self._params = _pack(params, self._form, self._dtype)
         self.version = version
@@ -144,7 +152,7 @@ class Engine:
                 raise RequestError(
                     f"{name} has {what}", got=f"{got} tokens", expected=f"at most {most}", hint=hint
                 )
-        self._scheduler().check(request)
+        check_pages(request, config.page_size, self.num_pages)
 
     def generate(self, requests: Iterable[Request]) -> Iterator[Rollout]:
         """Complete every request; rollouts come as they finish, those of a group in any order.
@@ -169,8 +177,8 @@ class Engine:
                 "this engine is already generating", hint="finish or close the other iterator first"
             )
         self._generating = True
+        scheduler = self._scheduler()
         try:
-            scheduler = self._scheduler()
             for request in requests:
                 scheduler.add(request)
             while scheduler.has_work:
@@ -178,25 +186,46 @@ class Engine:
                 self.stats.preempted += len(preempted)
                 self._placement.forget(preempted)
                 admission = scheduler.admit()
+                self.stats.cached_tokens += scheduler.cached_tokens
+                scheduler.cached_tokens = 0
                 self.stats.peak_pages = max(self.stats.peak_pages, scheduler.allocator.used)
                 self._prefill(admission)
                 for sample, reason in self._decode(scheduler):
                     scheduler.finish(sample)
-                    yield _rollout(sample, reason)
+                    yield _rollout(sample, reason, self._prompt_logps.get(id(sample.request)))
+        except Exception:
+            if self._prefixes:  # pages may not hold what they should
+                self._prefixes.clear()
+            raise
         finally:
             self._generating = False
             self._placement.clear()
+            self._prompt_logps.clear()
+            scheduler.abandon()
 
     # ---- one round ----
 
     def _prefill(self, admission: Admission) -> None:
         """Compute new prompts in chunks, then copy partial pages to those who write on them."""
-        for chunk, tokens in prefill_chunks(
+        for chunk in prefill_chunks(
             admission.prefills, self.config.prefill_tokens, self._table_width
         ):
-            self._count_program("prefill")
-            self._pages = prefill(self._params, self.model_config, self._form, self._pages, chunk)
-            self.stats.prefill_tokens += tokens
+            self._count_program("prefill", chunk.scored)
+            self._pages, logps = prefill(
+                self._params,
+                self.model_config,
+                self._form,
+                self._pages,
+                chunk.arrays,
+                scored=chunk.scored,
+            )
+            if logps is not None:
+                for request, first, values in chunk.scores(np.asarray(logps)):
+                    known = self._prompt_logps.setdefault(
+                        id(request), np.empty(len(request.prompt.tokens) - 1, np.float32)
+                    )
+                    known[first : first + len(values)] = values[: len(known) - first]
+            self.stats.prefill_tokens += chunk.tokens
             self.stats.prefill_slots += self.config.prefill_tokens
         size = self.config.slots
         for first in range(0, len(admission.copies), size):
@@ -223,8 +252,9 @@ class Engine:
         width = placement.width if tables is None else 0
         edited = any(sample.request.params.edits for sample in running)
         matching = any(sample.request.params.stop_strings for sample in running)
-        self._count_program("decode", rows, steps, width, edited)
-        cache, *out = decode(
+        tops = any(sample.request.params.top_logprobs for sample in running)
+        self._count_program("decode", rows, steps, width, edited, tops)
+        cache, out = decode(
             self._params,
             self.model_config,
             self._form,
@@ -235,23 +265,31 @@ class Engine:
             np.int32(STOP_STRING_STEPS if matching else steps),
             steps=steps,
             edited=edited,
+            tops=tops,
         )
         self._pages = placement.keep(cache, self._pages)
-        tokens, logps, drawn = jax.device_get(out)
+        return self._collect(jax.device_get(out), version)
+
+    def _collect(self, drawn: Drawn, version: int) -> list[tuple[Sample, str]]:
+        """Hand the rows' tokens to their samples; those that ended, with the reason."""
+        steps, rows = int(drawn.count.max()), self._placement.rows
         self.stats.decode_calls += 1
-        self.stats.decode_steps += int(drawn.max())
-        self.stats.decoded_slots += int(drawn.max()) * rows
-        self.stats.useful_tokens += int(drawn.sum())
+        self.stats.decode_steps += steps
+        self.stats.decoded_slots += steps * len(rows)
+        self.stats.useful_tokens += int(drawn.count.sum())
         ended = []
-        for row, sample in enumerate(placement.rows):
+        for row, sample in enumerate(rows):
             if sample is None:
                 continue
-            count = int(drawn[row])
+            count = int(drawn.count[row])
             before = len(sample.tokens)
-            sample.tokens += tokens[row, :count].tolist()
-            sample.logps += logps[row, :count].tolist()
+            sample.tokens += drawn.tokens[row, :count].tolist()
+            sample.logps += drawn.logps[row, :count].tolist()
             sample.versions += [version] * count
-            if not np.isfinite(logps[row, :count]).all():
+            if wanted := sample.request.params.top_logprobs:
+                both = drawn.top_tokens, drawn.top_logps
+                sample.tops += zip(*(x[row, :count, :wanted] for x in both), strict=True)
+            if not np.isfinite(drawn.logps[row, :count]).all():
                 raise NonFinite("the model gave logits that are not finite numbers")
             if (sample.request.params.stop_strings and self._cut(sample, before)) or sample.tokens[
                 -1
@@ -271,7 +309,7 @@ class Engine:
             text = self._decode_text(sample.tokens[:count])
             if any(stop in text for stop in params.stop_strings):
                 self.stats.useful_tokens -= len(sample.tokens) - count
-                for values in (sample.tokens, sample.logps, sample.versions):
+                for values in (sample.tokens, sample.logps, sample.versions, sample.tops):
                     del values[count:]
                 return True
         return False
@@ -283,6 +321,7 @@ class Engine:
             page_size=config.page_size,
             num_pages=self.num_pages,
             ahead=self._steps,
+            prefixes=self._prefixes,
         )
 
     def _rows(self, running: int) -> tuple[int, int]:
@@ -309,7 +348,8 @@ def _round_up(rows: int) -> int:
     return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
-def _rollout(sample: Sample, reason: str) -> Rollout:
+def _rollout(sample: Sample, reason: str, prompt_logps: np.ndarray | None) -> Rollout:
+    tops = [np.stack(x) for x in zip(*sample.tops, strict=True)] or (None, None)
     return Rollout(
         prompt=sample.request.prompt,
         sample=sample.index,
@@ -318,4 +358,7 @@ def _rollout(sample: Sample, reason: str) -> Rollout:
         mask=np.ones(len(sample.tokens), np.bool_),
         weights_version=np.asarray(sample.versions, np.int32),
         finish_reason=reason,
+        top_tokens=tops[0],
+        top_logps=tops[1],
+        prompt_logps=prompt_logps,
     )

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.rollout.scheduler import NULL_PAGE, PageNeed
+from jaxrl_llm.rollout.page_pool import NULL_PAGE
+from jaxrl_llm.rollout.scheduler import PageNeed
 
 LayerPages = tuple[Float[Array, "P page K hd"], Float[Array, "P page K hd"]]
 KVPages = tuple[LayerPages, ...]

@@ -4,60 +4,97 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from jaxrl_llm.rollout.page_pool import NULL_PAGE
 from jaxrl_llm.rollout.programs import DecodeSlots, PrefillChunk
 from jaxrl_llm.rollout.sampling import MAX_BIASES, MAX_STOP_IDS, Filters
-from jaxrl_llm.rollout.scheduler import NULL_PAGE, Sample
+from jaxrl_llm.rollout.scheduler import Prefill, Request, Sample
 
 ROW_TOKENS = 16
 
 
-def prefill_chunks(
-    prompts: list[tuple[tuple[int, ...], list[int]]], size: int, width: int
-) -> Iterator[tuple[PrefillChunk, int]]:
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A row of a chunk: `count` tokens of a prompt from number `first` on."""
+
+    prefill: Prefill
+    first: int
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+    """What the prefill program gets, and what it stands for: rows, whose tokens follow each other
+    in the flat arrays."""
+
+    arrays: PrefillChunk
+    parts: list[Part]
+
+    @property
+    def tokens(self) -> int:
+        return sum(part.count for part in self.parts)
+
+    @property
+    def scored(self) -> bool:
+        return any(part.prefill.scored is not None for part in self.parts)
+
+    def scores(self, logps: np.ndarray) -> Iterator[tuple[Request, int, np.ndarray]]:
+        """Requests whose prompts are scored, each with log-probabilities from target number i on
+        (target 0 is the prompt's second token)."""
+        end = 0
+        for part in self.parts:
+            values = logps[end : end + part.count]
+            end += part.count
+            if part.prefill.scored is not None:
+                yield part.prefill.scored, part.first, values
+
+
+def prefill_chunks(prompts: list[Prefill], size: int, width: int) -> Iterator[Chunk]:
     """Cut prompts, one after the other, into chunks of `size` tokens in rows of at most 16.
 
     A chunk has rows for twice its tokens, so that prompts which end within a row waste no chunk.
 
     Args:
-        prompts: tokens and pages of each.
         width: of the block tables.
-
-    Yields:
-        chunks and how many tokens each holds.
     """
     columns = min(ROW_TOKENS, size)
     rows = 2 * -(-size // columns)
-    parts: list[tuple[tuple[int, ...], int, list[int]]] = []
+    parts: list[Part] = []
     room = size
-    for tokens, pages in prompts:
-        start = 0
-        while start < len(tokens):
-            part = tokens[start : start + min(columns, room)]
-            parts.append((part, start, pages))
-            start, room = start + len(part), room - len(part)
+    for prompt in prompts:
+        start = prompt.start
+        while start < len(prompt.tokens):
+            count = min(columns, room, len(prompt.tokens) - start)
+            parts.append(Part(prompt, start, count))
+            start, room = start + count, room - count
             if room == 0 or len(parts) == rows:
-                yield _prefill_chunk(parts, size, rows, columns, width), size - room
+                yield Chunk(_arrays(parts, size, rows, columns, width), parts)
                 parts, room = [], size
     if parts:
-        yield _prefill_chunk(parts, size, rows, columns, width), size - room
+        yield Chunk(_arrays(parts, size, rows, columns, width), parts)
 
 
-def _prefill_chunk(parts: list, size: int, rows: int, columns: int, width: int) -> PrefillChunk:
-    flat = np.zeros((4, size), np.int32)  # tokens, row, column, wanted
+def _arrays(parts: list[Part], size: int, rows: int, columns: int, width: int) -> PrefillChunk:
+    flat = np.zeros((5, size), np.int32)  # tokens, row, column, wanted, targets
+    temperature = np.ones(size, np.float32)
     index = np.zeros((rows, columns), np.int32)
     start = np.zeros(rows, np.int32)
     tables = np.full((rows, width), NULL_PAGE, np.int32)
     end = 0
-    for row, (tokens, first, pages) in enumerate(parts):
-        count = len(tokens)
-        column = np.arange(count)
-        flat[:, end : end + count] = tokens, np.full(count, row), column, np.ones(count)
+    for row, part in enumerate(parts):
+        prompt, count, stop = part.prefill, part.count, part.first + part.count
+        column, here = np.arange(count), slice(end, end + count)
+        tokens = prompt.tokens[part.first : stop]
+        targets = (*tokens[1:], *prompt.tokens[stop : stop + 1], 0)[:count]
+        flat[:, here] = tokens, np.full(count, row), column, np.ones(count), targets
         index[row, :count] = end + column
-        start[row], tables[row, : len(pages)] = first, pages
+        start[row], tables[row, : len(prompt.pages)] = part.first, prompt.pages
+        if prompt.scored is not None:
+            temperature[here] = prompt.scored.params.temperature
         end += count
     return PrefillChunk(
         tokens=flat[0],
@@ -67,6 +104,8 @@ def _prefill_chunk(parts: list, size: int, rows: int, columns: int, width: int) 
         index=index,
         start=start,
         tables=tables,
+        targets=flat[4],
+        temperature=temperature,
     )
 
 

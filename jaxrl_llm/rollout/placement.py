@@ -12,8 +12,9 @@ import numpy as np
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.rollout.kv_cache import KVPages
 from jaxrl_llm.rollout.layout import block_tables
+from jaxrl_llm.rollout.page_pool import NULL_PAGE
 from jaxrl_llm.rollout.programs import Cache
-from jaxrl_llm.rollout.scheduler import NULL_PAGE, Sample
+from jaxrl_llm.rollout.scheduler import Sample
 from jaxrl_llm.rollout.view import (
     ROWS_AT_A_TIME,
     KVView,

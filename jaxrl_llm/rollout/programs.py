@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,11 +24,14 @@ from jaxrl_llm.models.rotary import rotary_tables
 from jaxrl_llm.models.transformer import Params, block, embed_tokens, final_hidden, logits
 from jaxrl_llm.rollout.kv_cache import KVPages, page_slots, write_tokens
 from jaxrl_llm.rollout.sampling import (
+    MAX_TOP_LOGPS,
     Filters,
     edit_logits,
     position_uniforms,
     sample_tokens,
     sequence_keys,
+    token_logps,
+    top_logps,
 )
 from jaxrl_llm.rollout.view import write_view
 from jaxrl_llm.rollout.weights import Form, views
@@ -69,6 +73,64 @@ class DecodeSlots:
 
 
 @struct.dataclass
+class Drawn:
+    """What a decode call drew; each row's first `count` entries mean something.
+
+    Attributes:
+        count: tokens that each row drew.
+        tokens, logps: the tokens and their log-probabilities.
+        top_tokens, top_logps: where asked for, the likeliest tokens at each place, and theirs.
+    """
+
+    # A loop carries it, so leaves are arrays, tracers or their shapes.
+    count: Any  # int32 [S]
+    tokens: Any  # int32 [S, n]
+    logps: Any  # float32 [S, n]
+    top_tokens: Any = None  # int32 [S, n, k]
+    top_logps: Any = None  # float32 [S, n, k]
+
+    @classmethod
+    def empty(cls, rows: int, steps: int, likeliest: int) -> Drawn:
+        """Room for `steps` tokens of each row, and for the `likeliest` tokens of each place."""
+        zeros = lambda *more, dtype: jnp.zeros((rows, *more), dtype)  # noqa: E731 - shorthand
+        out = cls(
+            zeros(dtype=jnp.int32),
+            zeros(steps, dtype=jnp.int32),
+            zeros(steps, dtype=jnp.float32),
+        )
+        if not likeliest:
+            return out
+        return out.replace(
+            top_tokens=zeros(steps, likeliest, dtype=jnp.int32),
+            top_logps=zeros(steps, likeliest, dtype=jnp.float32),
+        )
+
+    def record(
+        self,
+        step: Int[Array, ""],
+        active: Bool[Array, " S"],
+        tokens: Int[Array, " S"],
+        logps: Float[Array, " S"],
+        top_tokens: Int[Array, "S k"] | None,
+        top_logps: Float[Array, "S k"] | None,
+    ) -> Drawn:
+        """With the token that every row draws in this step; only `active` rows count it."""
+
+        def at_step(all_, new):
+            if new is None:
+                return None
+            return jax.lax.dynamic_update_index_in_dim(all_, new.astype(all_.dtype), step, 1)
+
+        return Drawn(
+            count=self.count + active.astype(jnp.int32),
+            tokens=at_step(self.tokens, tokens),
+            logps=at_step(self.logps, logps),
+            top_tokens=at_step(self.top_tokens, top_tokens),
+            top_logps=at_step(self.top_logps, top_logps),
+        )
+
+
+@struct.dataclass
 class PrefillChunk:
     """N tokens of some prompts, laid out twice: flat for the products, so that little is padded,
     and as R rows of up to C consecutive tokens of one prompt for attention.
@@ -80,6 +142,8 @@ class PrefillChunk:
         index: the inverse of (row, column): which flat token stands there (any, where none does).
         start: position of each row's first token within its prompt.
         tables: block table of each row's prompt.
+        targets: the token after each, and
+        temperature: τ, for the log-probabilities of prompts.
     """
 
     tokens: Int[Rows, " N"]
@@ -89,6 +153,8 @@ class PrefillChunk:
     index: Int[Rows, "R C"]
     start: Int[Rows, " R"]
     tables: Int[Rows, "R M"]
+    targets: Int[Rows, " N"]
+    temperature: Float[Rows, " N"]
 
 
 def _run_layers(
@@ -103,6 +169,8 @@ def _run_layers(
     x = embed_tokens(params, config, tokens)
     kinds = {traits.rope for traits in config.layers}
     tables = {kind: rotary_tables(positions, config, x.dtype, kind) for kind in kinds}
+    # Without the barrier XLA computes sines and cosines in every layer, for every head.
+    tables = jax.lax.optimization_barrier(tables)
     softcap, scale = config.attention_softcap, config.attention_scale
     for index, (layer, traits) in enumerate(zip(params["layers"], config.layers, strict=True)):
         part = functools.partial(attend, index, window=traits.window, softcap=softcap, scale=scale)
@@ -110,13 +178,22 @@ def _run_layers(
     return final_hidden(params, config, x)
 
 
-@functools.partial(jax.jit, static_argnames=("config", "form"), donate_argnames="pages")
+@functools.partial(jax.jit, static_argnames=("config", "form", "scored"), donate_argnames="pages")
 def prefill(
-    params: Params, config: ModelConfig, form: Form, pages: KVPages, chunk: PrefillChunk
-) -> KVPages:
-    """Keys and values of a chunk of prompts. No logits are computed.
+    params: Params,
+    config: ModelConfig,
+    form: Form,
+    pages: KVPages,
+    chunk: PrefillChunk,
+    *,
+    scored: bool = False,
+) -> tuple[KVPages, Float[Array, " N"] | None]:
+    """Keys and values of a chunk of prompts; logits only if it is `scored`.
 
     A row sees what earlier chunks, and earlier rows of this one, wrote to its prompt's pages.
+
+    Returns:
+        the pages, and where scored the log-probability of each token's target, else None.
     """
     positions = (chunk.start[chunk.row] + chunk.column)[:, None]
     page, offset = page_slots(
@@ -136,8 +213,14 @@ def prefill(
         out = paged_attention(by_row, k_pages, v_pages, chunk.tables, row_positions, **traits)
         return out[chunk.row, chunk.column][None]
 
-    _run_layers(views(params, config, form), config, chunk.tokens[None], positions.T, attend)
-    return tuple(layers)
+    params = views(params, config, form)
+    hidden = _run_layers(params, config, chunk.tokens[None], positions.T, attend)
+    if not scored:
+        return tuple(layers), None
+    with jax.named_scope("score"):
+        out = logits(params, hidden[0], config)
+        logps = token_logps(out, chunk.targets, chunk.temperature)
+    return tuple(layers), logps.astype(jnp.float32)
 
 
 def _decode_layers(
@@ -178,7 +261,7 @@ def _edited(
 
 
 @functools.partial(
-    jax.jit, static_argnames=("config", "form", "steps", "edited"), donate_argnames="cache"
+    jax.jit, static_argnames=("config", "form", "steps", "edited", "tops"), donate_argnames="cache"
 )
 def decode(
     params: Params,
@@ -192,7 +275,8 @@ def decode(
     *,
     steps: int,
     edited: bool = False,
-) -> tuple[Cache, Int[Array, "S n"], Float[Array, "S n"], Int[Array, " S"]]:
+    tops: bool = False,
+) -> tuple[Cache, Drawn]:
     """Up to `steps` tokens for each active row, in one loop on the device.
 
     A row ends with a stop id or at its last position. The loop leaves after `limit` steps (at most
@@ -201,49 +285,34 @@ def decode(
     Args:
         cache: the pages, read through `tables`, or with no tables the rows' view.
         edited: whether biases and `stop_from` are looked at.
-
-    Returns:
-        the cache, the tokens drawn, their log-probabilities, and how many of them each row drew
-        (the first entries of its row).
+        tops: whether the likeliest tokens of every place are recorded.
     """
     params = views(params, config, form)
-    rows = slots.token.shape[0]
-    first = jnp.int32(0)
     keys = sequence_keys(slots.seed, slots.uid, slots.sample)
 
     def unfinished(state):
-        step, _, _, _, active, *_ = state
+        step, _, _, _, active, _ = state
         return (step < jnp.minimum(limit, steps)) & (jnp.sum(active, dtype=jnp.int32) > leave_at)
 
     def one_step(state):
-        step, cache, token, position, active, tokens, logps, drawn = state
+        step, cache, token, position, active, out = state
         wanted = active & (position >= slots.write_from)
         hidden, cache = _decode_layers(params, config, cache, tables, token, position, wanted)
         with jax.named_scope("sample"):
             uniform = position_uniforms(keys, position + 1)
-            out = logits(params, hidden, config)
-            changed = _edited(out, slots, position + 1) if edited else None
-            chosen, logp = sample_tokens(out, uniform, slots.filters, changed)
-        tokens = jax.lax.dynamic_update_slice(tokens, chosen[:, None], (first, step))
-        logps = jax.lax.dynamic_update_slice(
-            logps, logp.astype(jnp.float32)[:, None], (first, step)
-        )
-        drawn = drawn + active.astype(jnp.int32)
+            scores = logits(params, hidden, config)
+            changed = _edited(scores, slots, position + 1) if edited else None
+            chosen, logp = sample_tokens(scores, uniform, slots.filters, changed)
+            best = top_logps(scores, slots.filters.temperature) if tops else (None, None)
+        out = out.record(step, active, chosen, logp, *best)
         token = jnp.where(active, chosen, token)
         position = position + active.astype(jnp.int32)
         stopped = jnp.any(chosen[:, None] == slots.stop_ids, axis=-1)
         active = active & ~stopped & (position < slots.last_position)
-        return step + 1, cache, token, position, active, tokens, logps, drawn
+        return step + 1, cache, token, position, active, out
 
-    state = (
-        jnp.int32(0),
-        cache,
-        slots.token,
-        slots.position,
-        slots.active,
-        jnp.zeros((rows, steps), jnp.int32),
-        jnp.zeros((rows, steps), jnp.float32),
-        jnp.zeros(rows, jnp.int32),
-    )
-    _, cache, _, _, _, tokens, logps, drawn = jax.lax.while_loop(unfinished, one_step, state)
-    return cache, tokens, logps, drawn
+    likeliest = min(MAX_TOP_LOGPS, config.vocab_size) if tops else 0
+    start = Drawn.empty(slots.token.shape[0], steps, likeliest)
+    state = (jnp.int32(0), cache, slots.token, slots.position, slots.active, start)
+    _, cache, _, _, _, out = jax.lax.while_loop(unfinished, one_step, state)
+    return cache, out

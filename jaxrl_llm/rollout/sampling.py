@@ -22,6 +22,7 @@ from jaxrl_llm.errors import RequestError
 
 MAX_STOP_IDS = 8
 MAX_BIASES = 64
+MAX_TOP_LOGPS = 20
 CDF_BLOCK = 128  # divides the vocabularies of Llama, SmolLM2, Qwen and Gemma
 
 
@@ -41,10 +42,13 @@ class SamplingParams:
         stop_strings: a completion ends with the token that completes one of these; the engine
             needs a `decode` function for it.
         logit_bias: (token, what is added to its logit), −inf bans it; at most 64.
+        top_logprobs: also tell the log-probabilities of so many likeliest tokens (at most 20) for
+            every token that is drawn; costs a partial sort of the vocabulary.
+        prompt_logprobs: also tell the log-probabilities of the prompt's tokens.
 
     What is drawn from: the logits plus `logit_bias`, divided by τ; of those tokens the ones that
-    top_k *and* min_p keep, and of these the top-p set. The recorded log-probability is always that
-    of softmax(logits/τ) over all tokens.
+    top_k *and* min_p keep, and of these the top-p set. Every log-probability that is told is that
+    of softmax(logits/τ) over all tokens, without biases (at τ = 0: of softmax(logits)).
     """
 
     max_tokens: int
@@ -57,6 +61,8 @@ class SamplingParams:
     min_tokens: int = 0
     stop_strings: tuple[str, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
+    top_logprobs: int = 0
+    prompt_logprobs: bool = False
 
     @property
     def edits(self) -> bool:
@@ -83,6 +89,10 @@ class SamplingParams:
             raise RequestError("bad min_p", got=self.min_p, expected="in [0, 1]")
         if not 0 <= self.min_tokens <= self.max_tokens:
             raise RequestError("bad min_tokens", got=self.min_tokens, expected="0 .. max_tokens")
+        if not 0 <= self.top_logprobs <= MAX_TOP_LOGPS:
+            raise RequestError(
+                "bad top_logprobs", got=self.top_logprobs, expected=f"0 .. {MAX_TOP_LOGPS}"
+            )
         if any(not text for text in self.stop_strings):
             raise RequestError("a stop string is empty")
         biases = [value for _, value in self.logit_bias]
@@ -161,7 +171,7 @@ def sample_tokens(
         edited: logits to draw from, where they are not those of the log-probability.
     """
     greedy = filters.temperature == 0.0
-    scale = jnp.where(greedy, 1.0, filters.temperature).astype(logits.dtype)
+    scale = _scale(filters.temperature, logits.dtype)
     source = logits if edited is None else edited
     top, sums, weigh = _weights(source, scale)
     blocks = _blocks(source, -jnp.inf)
@@ -191,6 +201,32 @@ def sample_tokens(
         total = jnp.sum(sums, axis=-1)
     chosen = jnp.take_along_axis(logits, token[:, None], axis=-1)[:, 0]
     return token, (chosen - top) / scale - jnp.log(total)
+
+
+def token_logps(
+    logits: Float[Array, "S V"], tokens: Int[Array, " S"], temperature: Float[Array, " S"]
+) -> Float[Array, " S"]:
+    """Log-probability of a token of each row under softmax(logits/τ); τ = 0 counts as 1."""
+    scale = _scale(temperature, logits.dtype)
+    top, sums, _ = _weights(logits, scale)
+    chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
+    return (chosen - top) / scale - jnp.log(jnp.sum(sums, axis=-1))
+
+
+def top_logps(
+    logits: Float[Array, "S V"], temperature: Float[Array, " S"]
+) -> tuple[Int[Array, "S k"], Float[Array, "S k"]]:
+    """The MAX_TOP_LOGPS likeliest tokens of each row, ties by the lower id, and their
+    log-probabilities under softmax(logits/τ); τ = 0 counts as 1."""
+    scale = _scale(temperature, logits.dtype)
+    top, sums, _ = _weights(logits, scale)
+    best, ids = jax.lax.top_k(logits, min(MAX_TOP_LOGPS, logits.shape[-1]))
+    logps = (best - top[:, None]) / scale[:, None] - jnp.log(jnp.sum(sums, axis=-1))[:, None]
+    return ids.astype(jnp.int32), logps
+
+
+def _scale(temperature: Float[Array, " S"], dtype: jnp.dtype) -> Float[Array, " S"]:
+    return jnp.where(temperature == 0.0, 1.0, temperature).astype(dtype)
 
 
 def _weights(logits, scale) -> tuple[Array, Array, Callable[[Array], Array]]:

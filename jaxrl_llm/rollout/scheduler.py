@@ -18,11 +18,12 @@ from __future__ import annotations
 import collections
 import dataclasses
 
+import numpy as np
+
 from jaxrl_llm.errors import RequestError
+from jaxrl_llm.rollout.page_pool import PageAllocator, PrefixCache
 from jaxrl_llm.rollout.sampling import SamplingParams
 from jaxrl_llm.types import Prompt
-
-NULL_PAGE = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,44 +65,6 @@ class PageNeed:
         return self.shared + self.own + (1 if self.partial and n > 1 else 0)
 
 
-class PageAllocator:
-    """Pages 1 .. num_pages − 1 with reference counts; page 0 takes the writes that nobody wants."""
-
-    def __init__(self, num_pages: int):
-        assert num_pages >= 2, num_pages
-        self.num_pages = num_pages
-        self.references = [0] * num_pages
-        self._free = list(range(num_pages - 1, NULL_PAGE, -1))
-
-    @property
-    def free(self) -> int:
-        return len(self._free)
-
-    @property
-    def used(self) -> int:
-        return self.num_pages - 1 - len(self._free)
-
-    def allocate(self, count: int) -> list[int]:
-        assert count <= self.free, (count, self.free)
-        pages = [self._free.pop() for _ in range(count)]
-        for page in pages:
-            assert self.references[page] == 0, page
-            self.references[page] = 1
-        return pages
-
-    def share(self, pages: list[int]) -> None:
-        for page in pages:
-            assert self.references[page] > 0, page
-            self.references[page] += 1
-
-    def release(self, pages: list[int]) -> None:
-        for page in pages:
-            assert self.references[page] > 0, page
-            self.references[page] -= 1
-            if self.references[page] == 0:
-                self._free.append(page)
-
-
 @dataclasses.dataclass(eq=False)
 class Sample:
     """One completion under way. `pages[i]` holds positions i·page_size and up.
@@ -118,6 +81,7 @@ class Sample:
     tokens: list[int] = dataclasses.field(default_factory=list)
     logps: list[float] = dataclasses.field(default_factory=list)
     versions: list[int] = dataclasses.field(default_factory=list)
+    tops: list[tuple[np.ndarray, np.ndarray]] = dataclasses.field(default_factory=list)
 
     @property
     def next_input(self) -> int:
@@ -151,18 +115,44 @@ class _Group:
 
 
 @dataclasses.dataclass(frozen=True)
+class Prefill:
+    """Tokens whose keys and values are to be computed, from number `start` on, and all their pages.
+
+    `scored`: the request whose prompt is to be scored, if so.
+    """
+
+    tokens: tuple[int, ...]
+    pages: list[int]
+    start: int = 0
+    scored: Request | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Admission:
     """What the device has to do, in this order, before the samples decode.
 
     Attributes:
-        prefills: prompts to compute, each with the pages to write: (tokens, pages).
+        prefills: prompts to compute.
         copies: pages to copy: (from, to).
         samples: the samples that now run.
     """
 
-    prefills: list[tuple[tuple[int, ...], list[int]]]
+    prefills: list[Prefill]
     copies: list[tuple[int, int]]
     samples: list[Sample]
+
+
+def check_pages(request: Request, page_size: int, num_pages: int) -> None:
+    """Raises RequestError if `request` could not run even with the whole pool to itself."""
+    need = PageNeed.of(len(request.prompt.tokens), request.params.max_tokens, page_size)
+    least = need.least(request.n)
+    if least > num_pages - 1:
+        raise RequestError(
+            f"request {request.uid} ({request.prompt.id!r}) needs more pages than there are",
+            got=f"{least} pages of {page_size} tokens",
+            expected=f"at most {num_pages - 1}",
+            hint="a shorter prompt, fewer max_tokens, or a larger num_pages",
+        )
 
 
 class Scheduler:
@@ -170,11 +160,22 @@ class Scheduler:
 
     Args:
         ahead: tokens for which a sample gets room at a time.
+        prefixes: pages of earlier prompts, whose pool is then used.
     """
 
-    def __init__(self, *, slots: int, page_size: int, num_pages: int, ahead: int = 64):
+    def __init__(
+        self,
+        *,
+        slots: int,
+        page_size: int,
+        num_pages: int,
+        ahead: int = 64,
+        prefixes: PrefixCache | None = None,
+    ):
         self.slots, self.page_size, self.ahead = slots, page_size, ahead
-        self.allocator = PageAllocator(num_pages)
+        self.allocator = prefixes.allocator if prefixes else PageAllocator(num_pages)
+        self._prefixes = prefixes
+        self.cached_tokens = 0  # of prompts, that were not computed again
         self.running: list[Sample] = []
         self._preempted: list[Sample] = []
         self._waiting: collections.deque[_Group] = collections.deque()
@@ -190,15 +191,7 @@ class Scheduler:
 
     def check(self, request: Request) -> None:
         """Raises RequestError if the request could not run even with the whole pool to itself."""
-        need = self._need(request)
-        least = need.least(request.n)
-        if least > self.allocator.num_pages - 1:
-            raise RequestError(
-                f"request {request.uid} ({request.prompt.id!r}) needs more pages than there are",
-                got=f"{least} pages of {self.page_size} tokens",
-                expected=f"at most {self.allocator.num_pages - 1}",
-                hint="a shorter prompt, fewer max_tokens, or a larger num_pages",
-            )
+        check_pages(request, self.page_size, self.allocator.num_pages)
 
     def add(self, request: Request) -> None:
         """Put a request at the end of the queue."""
@@ -226,7 +219,7 @@ class Scheduler:
         preempted = []
         for sample in sorted(self.running, key=lambda s: s.order):
             while sample in self.running and (missing := self._missing(sample)):
-                if missing <= self.allocator.free:
+                if self._room(missing):
                     sample.pages += self.allocator.allocate(missing)
                 elif len(self.running) > 1:
                     preempted.append(self._preempt(max(self.running, key=lambda s: s.order)))
@@ -238,6 +231,20 @@ class Scheduler:
         """The sample is complete: its slot and its pages are free."""
         self.running.remove(sample)
         self.allocator.release(sample.pages)
+
+    def abandon(self) -> None:
+        """Nobody waits for what is left: all its pages are free."""
+        for sample in list(self.running):
+            self.finish(sample)
+        self._release_waiting()
+        self._waiting.clear()
+        self._preempted.clear()
+
+    def _room(self, pages: int) -> bool:
+        """Whether so many pages are free, once those kept for prompts to come have gone."""
+        if self._prefixes and pages > self.allocator.free:
+            self._prefixes.make_room(pages)
+        return pages <= self.allocator.free
 
     def _need(self, request: Request) -> PageNeed:
         return PageNeed.of(len(request.prompt.tokens), request.params.max_tokens, self.page_size)
@@ -257,30 +264,32 @@ class Scheduler:
 
     def _drop_waiting_pages(self) -> None:
         """A group that waits gives up its prompt's pages; its next sample prefills them again."""
-        held = [group for group in self._waiting if group.pages is not None]
+        held = self._release_waiting()
         assert held, "the whole pool is too small for one sample"
+
+    def _release_waiting(self) -> int:
+        held = [group for group in self._waiting if group.pages is not None]
         for group in held:
             self.allocator.release(group.pages)
             group.pages = None
+        return len(held)
 
     def _resume(self, sample: Sample, admission: Admission) -> bool:
         """Start a preempted sample again, with some room to spare for those that run."""
         known = (*sample.request.prompt.tokens, *sample.tokens)
         pages = self._pages_for(max(len(known), sample.reach(self.ahead)))
-        if not self.running:
-            self._drop_waiting_pages_for(pages)
-        elif pages + len(self.running) > self.allocator.free:
-            return False
+        if self.running:
+            if not self._room(pages + len(self.running)):
+                return False
+        elif not self._room(pages):
+            self._drop_waiting_pages()
+            self._room(pages)
         sample.pages = self.allocator.allocate(pages)
         sample.prefilled = len(known)
-        admission.prefills.append((known, list(sample.pages)))
+        admission.prefills.append(Prefill(known, list(sample.pages)))
         self.running.append(sample)
         admission.samples.append(sample)
         return True
-
-    def _drop_waiting_pages_for(self, pages: int) -> None:
-        if pages > self.allocator.free:
-            self._drop_waiting_pages()
 
     def _start_next(self, group: _Group, admission: Admission) -> bool:
         """Admit the group's next sample, if the pages for its next tokens are free."""
@@ -290,11 +299,11 @@ class Scheduler:
         sample = Sample(request, group.admitted, [], self._arrivals, len(request.prompt.tokens))
         own = max(template, self._pages_for(sample.reach(self.ahead)) - need.shared)
         fresh = own - (template if last else 0)
-        if fresh + (need.shared + template if group.pages is None else 0) > allocator.free:
-            return False
         if group.pages is None:
-            group.pages = allocator.allocate(need.shared + template)
-            admission.prefills.append((request.prompt.tokens, list(group.pages)))
+            if not self._start_prompt(group, fresh, admission):
+                return False
+        elif not self._room(fresh):
+            return False
         pages = allocator.allocate(fresh)
         if last:  # the group's own hold on its pages passes to its last sample
             sample.pages = group.pages + pages
@@ -309,4 +318,22 @@ class Scheduler:
         self._arrivals += 1
         self.running.append(sample)
         admission.samples.append(sample)
+        return True
+
+    def _start_prompt(self, group: _Group, spare: int, admission: Admission) -> bool:
+        """Pages for the group's prompt, known ones as far as there are, if `spare` are left."""
+        tokens, need = group.request.prompt.tokens, group.need
+        scored = group.request if group.request.params.prompt_logprobs else None
+        known = self._prefixes.lookup(tokens) if self._prefixes and not scored else []
+        more = need.shared - len(known) + (1 if need.partial else 0)
+        if not self._room(more + spare):
+            self.allocator.release(known)
+            return False
+        group.pages = known + self.allocator.allocate(more)
+        start = len(known) * self.page_size
+        self.cached_tokens += start
+        if start < len(tokens):
+            admission.prefills.append(Prefill(tokens, list(group.pages), start, scored))
+        if self._prefixes:
+            self._prefixes.keep(tokens, group.pages[: need.shared])
         return True

@@ -31,6 +31,8 @@ class EngineConfig:
         weights: "native", as they are handed over; "bfloat16", rounded; "int8", each row of a
             matrix rounded to 8 bits, and what it is multiplied with, too: the log-probabilities
             are then those of another model, so training needs a correction.
+        prefix_cache: keep the full pages of prompts, while nobody else needs them, for prompts to
+            come that begin the same, until the weights change.
         attention: "pages" reads the cache through block tables, "view" through a dense copy of
             the running rows (`view.py`); "auto" is the view on a CPU.
     """
@@ -45,11 +47,12 @@ class EngineConfig:
     prefill_tokens: int = 64
     weights: Literal["native", "bfloat16", "int8"] = "native"
     attention: Literal["auto", "view", "pages"] = "auto"
+    prefix_cache: bool = False
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, str):
+            if isinstance(value, str | bool):
                 continue
             least = {"num_pages": 2, "prefill_tokens": 8}.get(field.name, 1)
             if value is not None and value < least:
@@ -65,11 +68,12 @@ class EngineStats:
         decoded_slots: slots computed in them, idle ones included: the work that was done.
         useful_tokens: tokens that ended up in rollouts.
         prefill_tokens: tokens prefilled (a prompt once per group; preempted samples again).
+        cached_tokens: tokens of prompts that were found in the prefix cache instead.
         prefill_slots: places computed for them, padding included.
         copied_pages: partial pages copied for samples of a group.
         preempted: samples that lost their pages to others for a while.
         decode_calls: times the host started the decode loop.
-        peak_pages: the most pages in use at a time.
+        peak_pages: the most pages in use at a time (those kept for prompts to come included).
         programs: distinct programs (by shape) that were needed, so compiled at most once each.
     """
 
@@ -77,6 +81,7 @@ class EngineStats:
     decoded_slots: int = 0
     useful_tokens: int = 0
     prefill_tokens: int = 0
+    cached_tokens: int = 0
     prefill_slots: int = 0
     copied_pages: int = 0
     preempted: int = 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 
 import jax
 import jax.numpy as jnp
@@ -353,6 +354,49 @@ def test_memory_follows_the_tokens_and_not_the_configured_maximum(tiny_config, t
     requests = [Request(prompt(9, i), SamplingParams(max_tokens=12), uid=i) for i in range(20)]
     assert by_sample(engine.generate(requests)) == by_sample(sizes[512].generate(requests))
     assert widths == {128} and engine.stats.peak_pages <= 8 * 5
+
+
+def test_peak_memory_grows_with_live_tokens(tiny_config, tiny_params):
+    """8192 configured: beside weights and pool, whose size is one longest request's, the device
+    holds a view that follows the tokens there are."""
+    config = dataclasses.replace(tiny_config, max_position_embeddings=16384)
+    engine = make_engine(config, tiny_params, max_new_tokens=8192)
+    gc.collect()
+    live = lambda: sum(x.nbytes for x in jax.live_arrays())  # noqa: E731 - short
+    idle, peaks = live(), {}
+    keep = engine._placement.keep
+    for new in (12, 300):
+        seen = []
+        engine._placement.keep = lambda *args, seen=seen: (keep(*args), seen.append(live()))[0]
+        requests = [Request(prompt(9, i), SamplingParams(max_tokens=new), uid=i) for i in range(8)]
+        list(engine.generate(requests))
+        peaks[new] = max(seen) - idle
+    token = 2 * 4 * config.num_layers * config.num_kv_heads * config.head_dim  # bytes, k and v
+    drawn = 16 * 64 * 2 * 4  # tokens and log-probabilities of a decode call
+    assert 0 < peaks[12] <= 16 * 128 * token + 2 * drawn
+    assert 1.5 * peaks[12] < peaks[300] <= 16 * 512 * token + 2 * drawn
+    assert live() - idle <= 2 * drawn  # and gives it back
+
+
+@pytest.mark.full
+def test_ten_thousand_requests_leave_memory_flat(tiny_config, tiny_params):
+    """Through 16 slots; after the first 2,000 neither arrays nor resident memory grow."""
+    engine = make_engine(tiny_config, tiny_params, slots=16, decode_steps=8)
+    requests = [
+        Request(prompt(1 + i % 12, i), SamplingParams(max_tokens=1 + i % 7, seed=i), uid=i)
+        for i in range(10_000)
+    ]
+    seen = {}
+    for count, rollout in enumerate(engine.generate(requests), 1):
+        assert len(rollout.tokens) == 1 + int(rollout.prompt.id.split("-")[1]) % 7
+        if count in (2_000, 6_000, 9_900):
+            gc.collect()
+            with open("/proc/self/status") as lines:
+                (resident,) = [int(x.split()[1]) for x in lines if x.startswith("VmRSS")]
+            seen[count] = len(jax.live_arrays()), resident
+    assert count == 10_000 and engine.stats.useful_tokens == sum(1 + i % 7 for i in range(10_000))
+    assert seen[2_000][0] == seen[6_000][0] == seen[9_900][0]
+    assert seen[9_900][1] - seen[2_000][1] < 8 * 1024  # KiB: one KiB a request
 
 
 def test_the_models_context_is_a_limit(tiny_config, tiny_params):

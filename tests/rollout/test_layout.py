@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jaxrl_llm.rollout.layout import block_tables, decode_slots, prefill_chunks
 from jaxrl_llm.rollout.sampling import SamplingParams
-from jaxrl_llm.rollout.scheduler import Request, Sample
+from jaxrl_llm.rollout.scheduler import Prefill, Request, Sample
 from jaxrl_llm.types import Prompt
 
 
@@ -21,12 +21,13 @@ from jaxrl_llm.types import Prompt
 )
 def test_every_token_is_prefilled_once_and_in_order(lengths, size):
     prompts = [
-        (tuple(1000 * i + t for t in range(length)), [i + 1] * 4)
+        Prefill(tuple(1000 * i + t for t in range(length)), [i + 1] * 4)
         for i, length in enumerate(lengths)
     ]
     seen: list[list[int]] = [[] for _ in lengths]
     total = 0
-    for chunk, count in prefill_chunks(prompts, size, 5):
+    for part in prefill_chunks(prompts, size, 5):
+        chunk, count = part.arrays, part.tokens
         assert chunk.wanted.sum() == count and chunk.wanted[:count].all()
         total += count
         for n in range(count):
@@ -35,16 +36,18 @@ def test_every_token_is_prefilled_once_and_in_order(lengths, size):
             which, position = divmod(int(chunk.tokens[n]), 1000)
             assert chunk.start[row] + column == position == len(seen[which])
             assert chunk.tables[row].tolist() == [which + 1] * 4 + [0]
+            last = position == lengths[which] - 1
+            assert chunk.targets[n] == (0 if last else chunk.tokens[n] + 1)
             seen[which].append(position)
     assert [len(positions) for positions in seen] == lengths
     assert total == sum(lengths)
 
 
 def test_eight_prompts_of_21_tokens_fill_three_chunks_of_64():
-    chunks = list(prefill_chunks([(tuple(range(21)), [1])] * 8, 64, 2))
-    assert [count for _, count in chunks] == [64, 64, 40]
-    assert {chunk.tokens.shape for chunk, _ in chunks} == {(64,)}
-    assert {chunk.index.shape for chunk, _ in chunks} == {(8, 16)}
+    chunks = list(prefill_chunks([Prefill(tuple(range(21)), [1])] * 8, 64, 2))
+    assert [chunk.tokens for chunk in chunks] == [64, 64, 40]
+    assert {chunk.arrays.tokens.shape for chunk in chunks} == {(64,)}
+    assert {chunk.arrays.index.shape for chunk in chunks} == {(8, 16)}
 
 
 def test_decode_rows():

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.errors import RequestError
+from jaxrl_llm.rollout.page_pool import NULL_PAGE, PageAllocator, PrefixCache
 from jaxrl_llm.rollout.sampling import SamplingParams
-from jaxrl_llm.rollout.scheduler import NULL_PAGE, PageAllocator, PageNeed, Request, Scheduler
+from jaxrl_llm.rollout.scheduler import PageNeed, Prefill, Request, Scheduler
 from jaxrl_llm.types import Prompt
 
 
@@ -29,6 +30,8 @@ def owners(scheduler: Scheduler) -> collections.Counter:
         held.update(sample.pages)
     for group in scheduler._waiting:
         held.update(group.pages or [])
+    if scheduler._prefixes:
+        held.update(scheduler._prefixes.pages)
     return held
 
 
@@ -67,8 +70,9 @@ def test_siblings_share_full_prompt_pages_and_own_the_rest():
     assert tables[0][:2] == tables[1][:2] == tables[2][:2]
     rest = [page for table in tables for page in table[2:]]
     assert len(set(rest)) == 6
-    (tokens, prompt_pages), *more = admission.prefills
-    assert not more and len(tokens) == 10 and len(prompt_pages) == 3  # computed once
+    (prefill,) = admission.prefills
+    prompt_pages = prefill.pages
+    assert len(prefill.tokens) == 10 and len(prompt_pages) == 3  # computed once
     # two copies of the template; the last sample writes on the template itself
     template = prompt_pages[2]
     assert admission.copies == [(template, tables[0][2]), (template, tables[1][2])]
@@ -80,7 +84,7 @@ def test_a_sample_admitted_late_still_shares_the_prompt():
     scheduler = Scheduler(slots=2, page_size=4, num_pages=64)
     scheduler.add(request(9, 3, n=4))
     first = scheduler.admit()
-    prompt_pages = first.prefills[0][1]
+    prompt_pages = first.prefills[0].pages
     for sample in first.samples:
         scheduler.finish(sample)
         check_pages(scheduler)
@@ -152,7 +156,7 @@ def test_the_newest_gives_its_pages_to_the_oldest():
     admission = scheduler.admit()
     assert admission.samples == [new] and new.prefilled == 8
     # what was drawn is computed again, not drawn again
-    assert admission.prefills == [((0, 1, 2, 3, 7, 8, 9, 10), new.pages)]
+    assert admission.prefills == [Prefill((0, 1, 2, 3, 7, 8, 9, 10), new.pages)]
     check_pages(scheduler)
 
 
@@ -165,13 +169,20 @@ def test_the_newest_gives_its_pages_to_the_oldest():
     sizes=st.lists(
         st.tuples(st.integers(1, 40), st.integers(1, 20), st.integers(1, 7)), max_size=12
     ),
+    cached=st.booleans(),
     data=st.data(),
 )
 def test_every_sample_runs_once_and_no_page_is_lost(
-    slots, page_size, num_pages, ahead, sizes, data
+    slots, page_size, num_pages, ahead, sizes, cached, data
 ):
-    """Random requests arrive while others run, draw tokens, and end early or at their last."""
-    scheduler = Scheduler(slots=slots, page_size=page_size, num_pages=num_pages, ahead=ahead)
+    """Random requests arrive while others run, draw tokens, and end early or at their last. With a
+    prefix cache (all prompts here begin the same) pages stay, stand for the tokens that were
+    computed into them, and go when others need them or the weights change."""
+    prefixes = PrefixCache(PageAllocator(num_pages), page_size) if cached else None
+    scheduler = Scheduler(
+        slots=slots, page_size=page_size, num_pages=num_pages, ahead=ahead, prefixes=prefixes
+    )
+    computed: dict = {}  # what each page holds of a prompt
     expected, done = [], []
     known: dict = {}  # what each sample has drawn: it stands, whatever happens to its pages
     arrivals = collections.deque(
@@ -193,6 +204,18 @@ def test_every_sample_runs_once_and_no_page_is_lost(
         assert all(sample.pages == [] for sample in preempted)
         admission = scheduler.admit()
         check_pages(scheduler)
+        for prefill in admission.prefills:
+            for i, page in enumerate(prefill.pages):
+                if i * page_size >= prefill.start:
+                    computed[page] = prefill.tokens[i * page_size : (i + 1) * page_size]
+        for sample in admission.samples:
+            tokens = sample.request.prompt.tokens
+            for i in range(len(tokens) // page_size):
+                full = tokens[i * page_size : (i + 1) * page_size]
+                assert computed[sample.pages[i]] == full
+        if cached and data.draw(st.integers(0, 7)) == 0:
+            prefixes.clear()
+            check_pages(scheduler)
         assert len(scheduler.running) <= slots
         assert scheduler.running or not scheduler.has_waiting  # never stuck
         written = [page for s in scheduler.running for page in writable(s, page_size)]
@@ -214,7 +237,42 @@ def test_every_sample_runs_once_and_no_page_is_lost(
                 done.append((sample.request.uid, sample.index))
         check_pages(scheduler)
     assert sorted(done) == sorted(expected)
+    assert scheduler.allocator.used == len(prefixes.pages if prefixes else [])
+
+
+def test_a_known_beginning_is_not_computed_again():
+    """A second prompt of which two pages are known, then one that is known to its end."""
+    prefixes = PrefixCache(PageAllocator(30), 4)
+    scheduler = Scheduler(slots=4, page_size=4, num_pages=30, prefixes=prefixes)
+    scheduler.add(request(10, 4, uid=0))
+    (first,) = scheduler.admit().prefills
+    scheduler.finish(scheduler.running[0])
+    scheduler.add(request(14, 4, n=2, uid=1))
+    (second,) = scheduler.admit().prefills
+    assert (first.start, second.start) == (0, 8) and second.pages[:2] == first.pages[:2]
+    scheduler.add(request(12, 4, uid=2))
+    assert scheduler.admit().prefills == [] and scheduler.cached_tokens == 8 + 12
+    check_pages(scheduler)
+    scheduler.abandon()
+    assert not scheduler.has_work and scheduler.allocator.used == len(prefixes.pages) == 3
+    prefixes.clear()
     assert scheduler.allocator.used == 0
+
+
+def test_what_was_not_asked_for_longest_goes_first():
+    """Two prompts of two pages each are known; the first is asked for again, room is needed."""
+    prefixes = PrefixCache(PageAllocator(6), 4)
+    pages = {}
+    for start in (0, 100):
+        tokens = tuple(range(start, start + 8))
+        pages[start] = prefixes.allocator.allocate(2)
+        prefixes.keep(tokens, pages[start])
+        prefixes.allocator.release(pages[start])
+    prefixes.allocator.release(prefixes.lookup(tuple(range(8))))
+    prefixes.make_room(2)
+    assert prefixes.pages == [pages[100][0], *reversed(pages[0])]  # the second's last page went
+    prefixes.make_room(6)  # there are not so many: nothing goes
+    assert len(prefixes.pages) == 3
 
 
 @pytest.mark.parametrize("num_pages", [30, 90])
