@@ -103,10 +103,8 @@ def view_attention(
     kv_heads, width = v.shape[1:3]
     wide = accumulation_dtype(q.dtype)
     q = q.reshape(rows, kv_heads, heads // kv_heads, hd)
-    # Products summed up, and not a dot: XLA's CPU code for many small products, of a handful of
-    # rows each, copies every matrix first. The barrier keeps the softmax from doing it all anew.
-    scores = jnp.sum(q.astype(wide)[..., None] * k.astype(wide)[:, :, None], axis=3)
-    scores = jax.lax.optimization_barrier(scores * (hd**-0.5 if scale is None else scale))
+    scores = jnp.einsum("skgd,skdw->skgw", q, k, preferred_element_type=wide)
+    scores = scores * (hd**-0.5 if scale is None else scale)
     if softcap is not None:
         scores = softcap * jnp.tanh(scores / softcap)
     at = jnp.arange(width, dtype=positions.dtype)[None, :]
