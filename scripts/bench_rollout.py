@@ -208,9 +208,11 @@ def speed(case: str, samplers: dict, vocab: int, options) -> dict[str, list]:
     for sampler in samplers.values():
         sampler(prompts, n, [2] * count)  # compiles
     results: dict[str, list] = {who: [] for who in samplers}
-    for _ in range(options.repeats):
+    for number in range(options.repeats):
         for who, sampler in samplers.items():
             results[who].append(sampler(prompts, n))
+            rate = results[who][-1]["tokens"] / results[who][-1]["wall"]
+            print(f"run {number + 1}: {case}, {who}: {rate:.1f} tok/s", file=sys.stderr, flush=True)
     print_rows(case, results)
     return results
 
