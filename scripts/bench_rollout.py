@@ -23,6 +23,7 @@ bandwidth), both measured here.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import pathlib
@@ -79,14 +80,9 @@ def transformers_sampler(folder: str):
         for first in range(0, len(rows), SLOTS):
             part = rows[first : first + SLOTS]
             ids = torch.tensor([prompt for prompt, _ in part])
-            model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=True,
-                top_k=0,
-                max_new_tokens=max(length for _, length in part),
-                pad_token_id=0,
-            )
+            options = {"attention_mask": torch.ones_like(ids), "do_sample": True, "top_k": 0}
+            longest = max(length for _, length in part)
+            model.generate(ids, max_new_tokens=longest, pad_token_id=0, **options)
         return sum(length for _, length in rows)
 
     return sample
@@ -264,17 +260,10 @@ def pages(model, options) -> None:
             for i in range(SLOTS)
         ]
         start = time.perf_counter()
-        cache, out = decode(
-            engine._params,
-            model.config,
-            engine._form,
-            cache,
-            None,
-            decode_slots(rows),
-            np.int32(0),
-            np.int32(NEW),
-            steps=NEW,
-        )
+        program = functools.partial(decode, steps=NEW)
+        ends = np.int32(0), np.int32(NEW)
+        slots = decode_slots(rows)
+        cache, out = program(engine._params, model.config, engine._form, cache, None, slots, *ends)
         jax.block_until_ready(out)
         return time.perf_counter() - start
 
