@@ -58,6 +58,8 @@ MODULES = (
     "tokenize unittest urllib.request zipfile"
 )
 
+ROWS = 2  # full rows of an optimiser step: as many tokens as a padded batch holds, or more
+
 TORCH = r"""
 import json, sys, time, torch, transformers
 folder, path, threads = sys.argv[1:4]
@@ -205,18 +207,22 @@ def main() -> None:
         for i in range(0, len(units), batch)
     ]
     places = best_fit(lengths, width)
-    packed = [lay_out([[units[i] for i in row]], width, 64) for row in places]
-    for name, steps in (("padded", padded), ("packed", packed)):
-        size = sum(rows.tokens.size for rows in steps)
-        print(f"{name}: {len(steps)} steps, {1 - sum(lengths) / size:.0%} padding")
-
+    rows = [[units[i] for i in row] for row in places]
+    packed = [lay_out(rows[i : i + ROWS], width, 64) for i in range(0, len(rows), ROWS)]
     tokens = [unit.parts[0].tokens.tolist() for unit in units]
     flat = [token for one in tokens for token in one]
-    rows = [flat[i : i + width] for i in range(0, len(flat), width)]
+    full = [flat[i : i + width] for i in range(0, len(flat), width)]
     work = {
         "torch": [tokens[i : i + batch] for i in range(0, len(tokens), batch)],
-        "full": [[row] for row in rows],
+        "full": [full[i : i + ROWS] for i in range(0, len(full), ROWS)],
     }
+    slots = {
+        "packed": [step.tokens.size for step in packed],
+        "padded": [step.tokens.size for step in padded],
+        **{name: [max(map(len, b)) * len(b) for b in batches] for name, batches in work.items()},
+    }
+    for name, sizes in slots.items():
+        print(f"{name:<7} {len(sizes)} steps, {1 - sum(lengths) / sum(sizes):.0%} padding")
     with tempfile.TemporaryDirectory() as folder:
         child, variants = None, {}
         if options.torch:
