@@ -5,10 +5,14 @@
 Models of several families write ``<think>…</think>`` before they answer. Some chat templates open
 the tag at the end of the prompt, so that the completion begins inside it; with thinking switched
 off (`enable_thinking=False` as a variable of the template) Qwen3's template writes an empty pair.
+
+A completion has at most one thought: it begins where the prompt opened it, or at the first opening
+tag, and the first closing tag after that ends it. Tags in the answer are words.
 """
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Sequence
 
@@ -37,9 +41,11 @@ class Thought:
 
 
 def opens_thinking(prompt: str, tags: tuple[str, str] = THINK) -> bool:
-    """Whether a rendered prompt ends inside an open tag, so that the completion begins there."""
-    first, last = tags
-    return prompt.rfind(first) > prompt.rfind(last)
+    """Whether a rendered prompt opens a thought: ends with the opening tag and white space alone.
+
+    A tag further up is a word of some message.
+    """
+    return prompt.rstrip().endswith(tags[0])
 
 
 def split_thinking(
@@ -47,26 +53,20 @@ def split_thinking(
 ) -> Thought:
     """Thinking and answer of a completion; white space around both is dropped.
 
-    A closing tag without an opening one ends a thought that the prompt opened, said or not. Text
+    A closing tag before any opening one ends a thought that the prompt opened, said or not. Text
     before an opening tag belongs to the answer.
 
     Args:
         opened: the prompt opened the tag (`opens_thinking`).
     """
-    first, last = tags
-    start = completion.find(first)
-    end = completion.find(last, max(start, 0))
-    if end < 0 and start < 0:
-        whole = completion.strip()
-        return Thought(whole, "", False) if opened else Thought(None, whole, True)
-    before = completion[:start] if start >= 0 else ""
-    inside = start + len(first) if start >= 0 else 0
-    if opened and before:
-        inside, before = 0, ""  # a second opening tag is a word of the thought
-    if end < 0:
-        return Thought(completion[inside:].strip(), before.strip(), False)
-    answer = before + completion[end + len(last) :]
-    return Thought(completion[inside:end].strip(), answer.strip(), True)
+    start, end = _places(completion.find(tags[0]), completion.find(tags[1]), opened)
+    if start is None:
+        return Thought(None, completion.strip(), True)
+    before, thought = completion[:start], completion[start:end]
+    answer = "" if end is None else completion[end + len(tags[1]) :]
+    if not opened or thought.lstrip().startswith(tags[0]):
+        thought = thought.lstrip().removeprefix(tags[0])
+    return Thought(thought.strip(), (before + answer).strip(), end is not None)
 
 
 def thinking_mask(
@@ -76,22 +76,43 @@ def thinking_mask(
     opened: bool = False,
     tags: tuple[str, str] = THINK,
 ) -> np.ndarray:
-    """bool [C]: which tokens of a completion are thinking, the tags included.
+    """bool [C]: which tokens of a completion are the thought of `split_thinking`, tags included.
 
     Where the vocabulary has the tags as tokens these decide; elsewhere the text does: a token
-    counts if the text up to its end has a tag that is still open, or that it just closed.
+    counts if it holds any of the thought's or the tags' characters.
     """
+    mask = np.zeros(len(tokens), bool)
     ids = [tokenizer.token_to_id(tag) for tag in tags]
-    mask, inside = np.zeros(len(tokens), bool), opened
     if None not in ids:
-        for index, token in enumerate(tokens):
-            inside = inside or token == ids[0]
-            mask[index] = inside
-            inside = inside and token != ids[1]
+        found = [tokens.index(i) if i in tokens else -1 for i in ids]
+        start, end = _places(*found, opened)
+        if start is not None:
+            mask[start : None if end is None else end + 1] = True
         return mask
-    for index in range(len(tokens)):
-        text = tokenizer.decode(tokens[: index + 1])
-        now = opens_thinking((tags[0] if opened else "") + text, tags)
-        mask[index] = now or inside
-        inside = now
+    text = tokenizer.decode(tokens)
+    start, end = _places(text.find(tags[0]), text.find(tags[1]), opened)
+    if start is None:
+        return mask
+    first = _token_of(start, text, tokens, tokenizer)
+    last = None if end is None else _token_of(end + len(tags[1]) - 1, text, tokens, tokenizer) + 1
+    mask[first:last] = True
     return mask
+
+
+def _places(opening: int, closing: int, opened: bool) -> tuple[int | None, int | None]:
+    """Where the thought begins and where its closing tag stands; None: not at all.
+
+    Args:
+        opening, closing: place of the first tag of each kind, −1 if there is none.
+    """
+    if opened or (closing >= 0 and not 0 <= opening < closing):
+        return 0, closing if closing >= 0 else None
+    if opening < 0:
+        return None, None
+    return opening, closing if closing >= 0 else None
+
+
+def _token_of(place: int, text: str, tokens: Sequence[int], tokenizer: Tokenizer) -> int:
+    """The token that holds a character: the first with which the text up to there is whole."""
+    whole = lambda count: tokenizer.decode(tokens[:count]).startswith(text[: place + 1])  # noqa: E731 - short
+    return bisect.bisect_left(range(1, len(tokens)), True, key=whole)

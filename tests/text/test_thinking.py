@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from jaxrl_llm.text.chat import render
@@ -22,10 +23,57 @@ from jaxrl_llm.text.tokenizer import bytes_tokenizer
         ("so <think>x</think> 4 </think>", False, Thought("x", "so  4 </think>", True)),
         ("a <think> b</think>4", True, Thought("a <think> b", "4", True)),
         ("", False, Thought(None, "", True)),
+        ("", True, Thought("", "", False)),
+        (" <think>x</think>4", True, Thought("x", "4", True)),
+        ("x</think>I used the <think> tag.", True, Thought("x", "I used the <think> tag.", True)),
+        ("x</think>I used the <think> tag.", False, Thought("x", "I used the <think> tag.", True)),
+        ("a</think>b<think>c</think>d", True, Thought("a", "b<think>c</think>d", True)),
+        ("a</think>b<think>c</think>d", False, Thought("a", "b<think>c</think>d", True)),
+        ("a<think>b", False, Thought("b", "a", False)),
     ],
 )
 def test_thinking_and_answer(completion, opened, expected):
     assert split_thinking(completion, opened=opened) == expected
+    marked, tokenizer = [], bytes_tokenizer()
+    for _ in range(2):  # the tags in pieces, then as tokens
+        tokens = tokenizer.encode(completion)
+        mask = thinking_mask(tokens, tokenizer, opened=opened)
+        marked.append([])
+        for token, inside in zip(tokens, mask, strict=True):
+            marked[-1] += [(c, bool(inside)) for c in tokenizer.decode([token])]
+        tokenizer.backend.add_tokens(["<think>", "</think>"])
+    assert marked[0] == marked[1]
+    thought = "".join(char for char, inside in marked[0] if inside).strip()
+    if expected.thinking is None:
+        assert not thought
+    else:
+        body = thought.removeprefix("<think>").removesuffix("</think>").strip()
+        assert body == expected.thinking and thought.endswith("</think>") == expected.closed
+
+
+@pytest.mark.parametrize(
+    ("prompt", "opens"),
+    [
+        ("<|user|>hi<|assistant|><think>\n", True),
+        ("<think>", True),
+        ("<|user|>What does the <think> tag mean?<|assistant|>", False),
+        ("<|user|><think><|assistant|>", False),
+        ("<|assistant|><think>\n\n</think>\n\n", False),
+        ("", False),
+    ],
+)
+def test_only_the_end_of_a_prompt_opens_a_thought(prompt, opens):
+    assert opens_thinking(prompt) is opens
+
+
+def test_the_mask_by_text_decodes_few_prefixes(monkeypatch):
+    tokenizer = bytes_tokenizer()
+    tokens = tokenizer.encode("é<think>" + "abc 🙂 " * 600 + "</think>4")
+    calls, decode = [], tokenizer.decode
+    monkeypatch.setattr(tokenizer, "decode", lambda ids: calls.append(1) or decode(ids))
+    mask = thinking_mask(tokens, tokenizer)
+    assert np.flatnonzero(~mask).tolist() == [0, 1, len(tokens) - 1]
+    assert len(calls) < 40
 
 
 def test_other_tags():
@@ -38,7 +86,7 @@ def test_mask_by_text():
     text = "a<think>b</think>c"
     mask = thinking_mask(tokenizer.encode(text), tokenizer)
     marked = "".join(char for char, inside in zip(text, mask, strict=True) if inside)
-    assert marked == ">b</think>"  # the tag is one when its last byte is there
+    assert marked == "<think>b</think>"
     inside = thinking_mask(tokenizer.encode("b</think>c"), tokenizer, opened=True)
     assert inside.tolist() == [True] * 9 + [False]
 
