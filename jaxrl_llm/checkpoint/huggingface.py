@@ -229,7 +229,7 @@ def _write_configs(folder, params: Params, config: ModelConfig, tokenizer: Token
     attributes = {**config_to_hf(config), **special, "dtype": dtype, "torch_dtype": dtype}
     _write_json(folder / "config.json", attributes)
     given = {name: value for name, value in special.items() if value is not None}
-    _write_json(folder / "generation_config.json", given)
+    _write_json(folder / "generation_config.json", {**tokenizer.generation, **given})
 
 
 def _write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:

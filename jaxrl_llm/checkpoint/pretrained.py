@@ -25,6 +25,7 @@ from jaxrl_llm.errors import ModelError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Params, init_params
 from jaxrl_llm.text import tokenizer as tokenizers
+from jaxrl_llm.text.files import user_path
 from jaxrl_llm.text.gguf_vocabulary import from_gguf
 from jaxrl_llm.text.tokenizer import Tokenizer
 
@@ -106,10 +107,11 @@ def load(
         return Pretrained(TINY_CONFIG, params, tokenizers.bytes_tokenizer(), where)
     if where.kind == "gguf":
         file = GGUFFile(where.path)
+        tokenizer = _fitting(gguf.config_from_gguf(file), from_gguf(file.metadata), where)
         config, params = gguf.load_gguf(file, dtype, shardings)
-        return Pretrained(config, params, from_gguf(file.metadata), where)
+        return Pretrained(config, params, tokenizer, where)
     config = huggingface.load_config(where.path)
-    tokenizer = tokenizers.from_folder(where.path)
+    tokenizer = _fitting(config, tokenizers.from_folder(where.path), where)
     params = huggingface.load_params(where.path, config, dtype, shardings)
     return Pretrained(config, params, tokenizer, where)
 
@@ -121,8 +123,15 @@ def peek(name_or_path: str | pathlib.Path) -> tuple[ModelConfig, Tokenizer]:
         return TINY_CONFIG, tokenizers.bytes_tokenizer()
     if where.kind == "gguf":
         file = GGUFFile(where.path)
-        return gguf.config_from_gguf(file), from_gguf(file.metadata)
-    return huggingface.load_config(where.path), tokenizers.from_folder(where.path)
+        config, tokenizer = gguf.config_from_gguf(file), from_gguf(file.metadata)
+    else:
+        config = huggingface.load_config(where.path)
+        tokenizer = tokenizers.from_folder(where.path)
+    return config, _fitting(config, tokenizer, where)
+
+
+def _fitting(config: ModelConfig, tokenizer: Tokenizer, where: Located) -> Tokenizer:
+    return tokenizer.for_rows(config.vocab_size, where.name)
 
 
 def resolve(name_or_path: str | pathlib.Path, *, weights: bool = True) -> Located:
@@ -139,7 +148,9 @@ def resolve(name_or_path: str | pathlib.Path, *, weights: bool = True) -> Locate
         return Located(name, None, "random")
     if name in EMBEDDED:
         return Located(name, _embedded_file(EMBEDDED[name]), "gguf")
-    path = pathlib.Path(name).expanduser()
+    path = user_path(name)
+    if path is None:
+        raise _no_such_model(name)
     if name and path.is_dir():
         return Located(name, path, "folder")
     if path.is_file():
@@ -149,12 +160,7 @@ def resolve(name_or_path: str | pathlib.Path, *, weights: bool = True) -> Locate
             )
         return Located(name, path, "gguf")
     if path.suffix == ".gguf" or not _HUB_ID.fullmatch(name):
-        raise ModelError(
-            "there is no such model",
-            got=repr(name),
-            expected="a HF folder, a .gguf file, a hub id (owner/name) or " + _embedded_names(),
-            hint="check the path",
-        )
+        raise _no_such_model(name)
     return Located(name, _hub_folder(name, weights), "folder")
 
 
@@ -169,6 +175,15 @@ def cache_folder() -> pathlib.Path:
 
 # owner/name, neither of which is a path step.
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def _no_such_model(name: str) -> ModelError:
+    return ModelError(
+        "there is no such model",
+        got=f"{name!r:.200}",
+        expected="a HF folder, a .gguf file, a hub id (owner/name) or " + _embedded_names(),
+        hint="check the path",
+    )
 
 
 def _embedded_names() -> str:

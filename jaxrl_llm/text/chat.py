@@ -60,17 +60,33 @@ def render_with_spans(
     if any(mark in json.dumps(_plain(messages), ensure_ascii=False) for mark in (_OPEN, _CLOSE)):
         raise DataError("a message holds the characters that mark spans", got=repr(_OPEN + _CLOSE))
     text = _render(messages, tokenizer, _MarkingTag, False, kwargs)
-    plain, spans, start = "", [], None
+    plain, spans, starts = "", [], []
     for piece in _SPAN_EDGE.split(text):
         if piece == _OPEN:
-            start = len(plain)
+            starts.append(len(plain))
+        elif piece == _CLOSE and starts:
+            spans.append((starts.pop(), len(plain)))
         elif piece == _CLOSE:
-            assert start is not None, "the marks come in pairs"
-            spans.append((start, len(plain)))
-            start = None
+            starts.append(-1)  # for good: no mark is closed before it is opened
+            break
         else:
             plain += piece
-    return plain, [span for span in spans if span[0] < span[1]]
+    if starts or plain != _render(messages, tokenizer, _GenerationTag, False, kwargs):
+        raise ModelError(
+            "the chat template changes, measures or cuts what it marks as the assistant's words, "
+            "so it can't be told which they are",
+            expected="{% generation %} … {% endgeneration %} around the words as they are written",
+        )
+    return plain, _outermost([span for span in spans if span[0] < span[1]])
+
+
+def _outermost(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Of spans that nest or stand side by side, those that lie in no other, from left to right."""
+    outer: list[tuple[int, int]] = []
+    for span in sorted(spans, key=lambda span: (span[0], -span[1])):
+        if not outer or span[0] >= outer[-1][1]:
+            outer.append(span)
+    return outer
 
 
 def _render(

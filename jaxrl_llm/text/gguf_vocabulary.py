@@ -58,15 +58,15 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         ModelError: a vocabulary type or pre-tokenizer that we don't know, or a damaged vocabulary.
     """
     kind = metadata.get("tokenizer.ggml.model")
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ModelError(
             "the GGUF file's vocabulary is of a type that is not supported",
-            got=repr(kind),
+            got=f"{kind!r:.100}",
             expected=" or ".join(repr(kind) for kind in KINDS),
             hint="the model's HF folder, which carries a tokenizer.json",
         )
-    tokens = list(_required(metadata, "tokenizer.ggml.tokens"))
-    types = list(metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens))
+    tokens = _list(metadata, "tokens", str)
+    types = _list(metadata, "token_type", int, default=[1] * len(tokens))
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if len(types) != len(tokens) or len(vocabulary) != len(tokens):
         raise ModelError(
@@ -88,14 +88,14 @@ def _byte_level_bpe(
 ) -> tuple[tokenizers.Tokenizer, bool]:
     """The tokenizer, and whether it adds BOS unless the file says otherwise."""
     pre = metadata.get("tokenizer.ggml.pre")
-    if pre not in PRE_TOKENIZERS:
+    if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
         raise ModelError(
             "the GGUF file's pre-tokenizer is not supported",
-            got=repr(pre),
+            got=f"{pre!r:.100}",
             expected="one of " + ", ".join(sorted(PRE_TOKENIZERS)),
             hint="the model's HF folder, which carries a tokenizer.json",
         )
-    merges = [tuple(merge.split(" ")) for merge in _required(metadata, "tokenizer.ggml.merges")]
+    merges = [tuple(merge.split(" ")) for merge in _list(metadata, "merges", str)]
     model = models.BPE(vocabulary, merges, ignore_merges=pre in _WHOLE_WORDS_FIRST)
     backend = tokenizers.Tokenizer(model)
     if pre in _COMPOSED:
@@ -109,13 +109,14 @@ def _scored_pieces(
     metadata: Mapping[str, Any], tokens: list[str], vocabulary: dict[str, int]
 ) -> tuple[tokenizers.Tokenizer, bool]:
     """As `_byte_level_bpe`. Spaces are "▁"; what no piece spells is spelled in bytes, `<0x0A>`."""
-    scores = metadata.get("tokenizer.ggml.scores") or []
+    scores = _list(metadata, "scores", float, default=[])
     if len(scores) != len(tokens):
         raise ModelError(
             "the GGUF file's vocabulary is damaged",
             got=f"{len(tokens)} tokens, {len(scores)} scores",
         )
     unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
+    unknown = unknown if isinstance(unknown, int) else -1  # refused by name later
     model = models.BPE(
         vocabulary,
         _merges_by_score(tokens, scores, vocabulary),
@@ -124,7 +125,7 @@ def _scored_pieces(
         byte_fallback=True,
     )
     backend = tokenizers.Tokenizer(model)
-    prefixed = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    prefixed = _flag(metadata, "add_space_prefix", True)
     spaces = normalizers.Replace(" ", "▁")
     begin = [normalizers.Prepend("▁")] if prefixed else []
     backend.normalizer = normalizers.Sequence([*begin, spaces])
@@ -147,10 +148,32 @@ def _merges_by_score(
     return merges
 
 
-def _required(metadata: Mapping[str, Any], key: str) -> Sequence[str]:
-    if not metadata.get(key):
-        raise ModelError(f"the GGUF file's metadata has no {key}")
-    return metadata[key]
+def _list(metadata: Mapping[str, Any], name: str, kind: type, default: Any = None) -> list[Any]:
+    """A list of values of one kind, or the default for an absent or empty one."""
+    key = f"tokenizer.ggml.{name}"
+    values = metadata.get(key)
+    if values is None or values == []:
+        if default is None:
+            raise ModelError(f"the GGUF file's metadata has no {key}")
+        return default
+    if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+        raise ModelError(
+            f"{key} of the GGUF file is unusable",
+            got=f"{values!r:.100}",
+            expected=f"a list of {kind.__name__}",
+        )
+    return values
+
+
+def _flag(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = metadata.get(f"tokenizer.ggml.{name}", default)
+    if not isinstance(value, bool):
+        raise ModelError(
+            f"tokenizer.ggml.{name} of the GGUF file is unusable",
+            got=f"{value!r:.100}",
+            expected="true or false",
+        )
+    return value
 
 
 def _add_special(backend: tokenizers.Tokenizer, tokens: list[str], types: list[int]) -> None:
@@ -167,12 +190,19 @@ def _add_special(backend: tokenizers.Tokenizer, tokens: list[str], types: list[i
 def _with_gguf_ids(backend, metadata, tokens: list[str], *, adds_bos_by_default: bool) -> Tokenizer:
     def index(name: str) -> int | None:
         value = metadata.get(f"tokenizer.ggml.{name}_token_id")
-        if value is not None and not 0 <= value < len(tokens):
-            raise ModelError(f"the GGUF file's {name} token is outside its vocabulary", got=value)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(tokens):
+            raise ModelError(
+                f"the GGUF file's {name} token is outside its vocabulary", got=f"{value!r:.100}"
+            )
         return value
 
     bos = index("bos")
-    adds_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", adds_bos_by_default))
+    adds_bos = _flag(metadata, "add_bos_token", adds_bos_by_default)
+    template = metadata.get("tokenizer.chat_template")
+    if template is not None and not isinstance(template, str):
+        raise ModelError("the GGUF file's chat template is no text", got=f"{template!r:.100}")
     if adds_bos and bos is not None:
         backend.post_processor = processors.TemplateProcessing(
             single=f"{tokens[bos]} $A", special_tokens=[(tokens[bos], bos)]
@@ -184,7 +214,7 @@ def _with_gguf_ids(backend, metadata, tokens: list[str], *, adds_bos_by_default:
         pad_id=index("padding"),
         unk_id=index("unknown"),
         adds_bos=adds_bos,
-        chat_template=metadata.get("tokenizer.chat_template"),
+        chat_template=template,
     )
 
 

@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 import copy
-import pathlib
 
 from jaxrl_llm.errors import ModelError
+from jaxrl_llm.text.files import read_text, user_path
 from jaxrl_llm.text.tokenizer import Tokenizer
 
 _CHATML_TURNS = (
@@ -46,20 +46,20 @@ def with_template(tokenizer: Tokenizer, name: str | None) -> Tokenizer:
         name: a row of `CHAT_TEMPLATES`, the path of a jinja file, or None for the model's own.
 
     Raises:
-        ModelError: no such row and no such file.
+        ModelError: no such row and no such file, or one that is not UTF-8.
     """
     if name is None:
         return tokenizer
     template = CHAT_TEMPLATES.get(name)
     if template is None:
-        path = pathlib.Path(name).expanduser()
-        if not path.is_file():
+        path = user_path(name)
+        if path is None or not path.is_file():
             raise ModelError(
                 "there is no such chat template",
-                got=repr(name),
+                got=f"{name!r:.100}",
                 expected="a jinja file, or one of " + ", ".join(CHAT_TEMPLATES),
             )
-        template = path.read_text(encoding="utf-8")
+        template = read_text(path)
     changed = copy.copy(tokenizer)
     changed.chat_template = template
     return changed

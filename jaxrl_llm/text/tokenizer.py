@@ -4,15 +4,20 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pathlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from jaxrl_llm.errors import ModelError
+from jaxrl_llm.errors import DataError, ModelError
+from jaxrl_llm.text.files import read_json, read_text
+
+__all__ = ["Tokenizer", "bytes_tokenizer", "from_folder", "read_json"]
 
 
 class Tokenizer:
@@ -27,6 +32,8 @@ class Tokenizer:
         adds_bos: whether the model expects BOS before plain text.
         chat_template: the jinja template that renders messages, or None.
         settings: `tokenizer_config.json` as it was read; written back on `save`.
+        generation: what generation_config.json says beside those ids; an export carries it on.
+        rows: rows of the model's embedding, where a model is known; larger ids are refused.
     """
 
     def __init__(
@@ -40,13 +47,15 @@ class Tokenizer:
         adds_bos: bool = False,
         chat_template: str | None = None,
         settings: Mapping[str, Any] | None = None,
+        generation: Mapping[str, Any] | None = None,
     ):
         self.backend = backend
         self.bos_id, self.pad_id, self.unk_id = bos_id, pad_id, unk_id
         self.eos_ids = tuple(dict.fromkeys(eos_ids))
         self.adds_bos = adds_bos and bos_id is not None
         self.chat_template = chat_template
-        self.settings = dict(settings or {})
+        self.settings, self.generation = dict(settings or {}), dict(generation or {})
+        self.rows: int | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -58,8 +67,49 @@ class Tokenizer:
 
         Args:
             add_special_tokens: also add what the tokenizer puts around a text, BOS for example.
+
+        Raises:
+            DataError: half of a surrogate pair is no character; or the text spells a token for
+                which the model has no row.
         """
-        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        try:
+            ids = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError:
+            half = re.search("[\ud800-\udfff]", text)
+            if half is None:
+                raise
+            near = text[max(half.start() - 20, 0) : half.end() + 20]
+            raise DataError(
+                "a text holds half of a surrogate pair, which is no character", got=ascii(near)
+            ) from None
+        if self.rows is not None and ids and max(ids) >= self.rows:
+            raise DataError(
+                "a text spells a token for which the model has no row",
+                got=f"{self.id_to_token(max(ids))!r}, id {max(ids)}",
+                expected=f"ids below {self.rows}",
+            )
+        return ids
+
+    def for_rows(self, rows: int, source: object) -> Tokenizer:
+        """This tokenizer for a model with so many rows of its embedding.
+
+        Tokens that were added to the vocabulary may lie beyond them: some models have them, and
+        `encode` refuses the texts that spell one.
+
+        Raises:
+            ModelError: the vocabulary itself, or a token that begins or ends texts, lies beyond.
+        """
+        count = self.backend.get_vocab_size(with_added_tokens=False)
+        named = [i for i in (self.bos_id, self.pad_id, self.unk_id, *self.eos_ids) if i is not None]
+        if count > rows or max(named, default=0) >= rows:
+            raise ModelError(
+                f"the tokenizer of {source} has more tokens than the model has rows",
+                got=f"{count} tokens and special ids {named}, {rows} rows",
+                hint="the tokenizer that the model came with",
+            )
+        fitted = copy.copy(self)
+        fitted.rows = rows
+        return fitted
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD, unknown ids vanish."""
@@ -117,75 +167,105 @@ def from_folder(folder: str | pathlib.Path) -> Tokenizer:
     backend.no_padding()
     backend.no_truncation()
     settings = read_json(folder / "tokenizer_config.json")
-    sources = [read_json(folder / name) for name in ("generation_config.json", "config.json")]
-    ids = {name: _special_id(backend, settings, sources, name) for name in ("bos", "pad", "unk")}
-    eos = _as_ids(sources[0].get("eos_token_id"))
-    named = _token_text(settings.get("eos_token"))
-    if not eos and named is not None and backend.token_to_id(named) is not None:
-        eos = (backend.token_to_id(named),)
+    sources = {
+        folder / name: read_json(folder / name)
+        for name in ("generation_config.json", "config.json")
+    }
+    # Ids from the vocabulary's size on have no text, but maybe a row in the model.
+    rows = sources[folder / "config.json"].get("vocab_size")
+    size = backend.get_vocab_size(with_added_tokens=True)
+    size = max(size, rows) if isinstance(rows, int) and rows < 2**31 else size
+    ids = {
+        name: _special_ids(backend, settings, sources, name, size, folder)
+        for name in ("bos", "eos", "pad", "unk")
+    }
     return Tokenizer(
         backend,
-        bos_id=ids["bos"],
-        eos_ids=eos or _as_ids(sources[1].get("eos_token_id")),
-        pad_id=ids["pad"],
-        unk_id=ids["unk"],
-        adds_bos=_folder_adds_bos(backend, settings, ids["bos"]),
+        bos_id=next(iter(ids["bos"]), None),
+        eos_ids=ids["eos"],
+        pad_id=next(iter(ids["pad"]), None),
+        unk_id=next(iter(ids["unk"]), None),
+        adds_bos=_folder_adds_bos(backend, settings, ids["bos"], folder),
         chat_template=_folder_template(folder, settings),
         settings=settings,
+        generation={
+            name: value
+            for name, value in sources[folder / "generation_config.json"].items()
+            if name not in _OWN_GENERATION
+        },
     )
 
 
-def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """The object in a JSON file; empty when there is no such file.
-
-    Raises:
-        ModelError: the file is not JSON, or not an object.
-    """
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise ModelError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} is not a JSON object", got=type(value).__name__)
-    return value
-
-
-def _token_text(value: Any) -> str | None:
+def _named_id(backend, settings, name: str, folder: pathlib.Path) -> int | None:
     """A special token in tokenizer_config.json is a string or a serialised AddedToken."""
-    return value.get("content") if isinstance(value, dict) else value
+    value = settings.get(f"{name}_token")
+    text = value.get("content") if isinstance(value, dict) else value
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise _unusable(folder / _SETTINGS, f"{name}_token", value, "a token's text")
+    return backend.token_to_id(text)
 
 
-def _as_ids(value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(int(i) for i in value) if isinstance(value, list) else (int(value),)
+def _special_ids(
+    backend, settings, sources, name: str, size: int, folder: pathlib.Path
+) -> tuple[int, ...]:
+    """From the first place that tells any: for EOS generation_config.json comes before the name."""
+    (first, generation), (second, config) = sources.items()
+    named = _named_id(backend, settings, name, folder)
+    by_name = () if named is None else (named,)
+    if name == "eos":
+        found = _read_ids(generation, name, size, first) or by_name
+    else:
+        found = by_name or _read_ids(generation, name, size, first)
+    return found or _read_ids(config, name, size, second)
 
 
-def _special_id(backend, settings, sources, name: str) -> int | None:
-    text = _token_text(settings.get(f"{name}_token"))
-    if text is not None and backend.token_to_id(text) is not None:
-        return backend.token_to_id(text)
-    found = [ids for source in sources for ids in _as_ids(source.get(f"{name}_token_id"))]
-    return found[0] if found else None
+def _read_ids(
+    values: Mapping[str, Any], name: str, size: int, path: pathlib.Path
+) -> tuple[int, ...]:
+    """The ids under `name`_token_id: none, one or several; −1 is none."""
+    attribute = f"{name}_token_id"
+    value = values.get(attribute)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    for i in ids:
+        if isinstance(i, bool) or not isinstance(i, int) or not -1 <= i < size:
+            raise _unusable(path, attribute, value, f"ids of the vocabulary, 0 .. {size - 1}")
+    return tuple(i for i in ids if i >= 0)
 
 
-def _folder_adds_bos(backend, settings, bos_id: int | None) -> bool:
-    if isinstance(settings.get("add_bos_token"), bool):
-        return settings["add_bos_token"]
-    return bos_id is not None and backend.encode("", add_special_tokens=True).ids[:1] == [bos_id]
+def _folder_adds_bos(backend, settings, bos: tuple[int, ...], folder: pathlib.Path) -> bool:
+    told = settings.get("add_bos_token")
+    if told is not None and not isinstance(told, bool):
+        raise _unusable(folder / _SETTINGS, "add_bos_token", told, "true or false")
+    if told is not None:
+        return told
+    return bool(bos) and backend.encode("", add_special_tokens=True).ids[:1] == [bos[0]]
 
 
 def _folder_template(folder: pathlib.Path, settings: Mapping[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
-    template = settings.get("chat_template")
-    if isinstance(template, list):  # several named templates
-        named = {entry.get("name"): entry.get("template") for entry in template}
-        template = named.get("default")
+        return read_text(path)
+    told = template = settings.get("chat_template")
+    if isinstance(told, list) and all(isinstance(entry, dict) for entry in told):
+        named = [entry for entry in told if entry.get("name") == "default"]
+        template = named[-1].get("template") if named else None
+    if template is not None and not isinstance(template, str):
+        expected = "a template, or a list of objects with name and template"
+        raise _unusable(folder / _SETTINGS, "chat_template", told, expected)
     return template
+
+
+def _unusable(path: pathlib.Path, name: str, value: Any, expected: str) -> ModelError:
+    return ModelError(
+        f"{path} has an unusable value of {name}", got=f"{value!r:.100}", expected=expected
+    )
+
+
+# Of generation_config.json: what an export writes itself.
+_OWN_GENERATION = {"bos_token_id", "eos_token_id", "pad_token_id", "transformers_version"}
+_SETTINGS = "tokenizer_config.json"
 
 
 def bytes_tokenizer() -> Tokenizer:

@@ -7,7 +7,7 @@ import datetime
 import pytest
 
 from jaxrl_llm.errors import DataError, ModelError
-from jaxrl_llm.text.chat import encode_prompt, render
+from jaxrl_llm.text.chat import encode_prompt, render, render_with_spans
 from jaxrl_llm.text.tokenizer import bytes_tokenizer
 
 ASK = [{"role": "user", "content": "hi"}]
@@ -110,3 +110,35 @@ def test_a_conversation_has_exactly_the_bos_of_its_template():
     assert tokens == [256, *b"user:hi|"]
     tokens, _ = encode_prompt(ASK, with_template("{{ messages[0].content }}"))
     assert tokens == list(b"hi")
+
+
+BODY = "{% generation %}{{ messages[0].content }}{% endgeneration %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "spans"),
+    [
+        ("a" + BODY + "b" + BODY, "ahibhi", [(1, 3), (4, 6)]),
+        ("{% generation %}a" + BODY + "b{% endgeneration %}c", "ahibc", [(0, 4)]),
+        ("{% set x %}" + BODY + "{% endset %}a{{ x }}", "ahi", [(1, 3)]),
+        ("{% generation %}{% endgeneration %}a", "a", []),
+    ],
+)
+def test_spans_of_marks(template, text, spans):
+    assert render_with_spans(ASK, with_template(template)) == (text, spans)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% set x %}" + BODY + "{% endset %}{{ x[:-1] }}",
+        "{% set x %}" + BODY + "{% endset %}{{ x | length }}",
+        "{% set x %}" + BODY + "{% endset %}{{ x | reverse }}",
+        BODY + "\U0010fd02",
+        BODY + "\U0010fd01",
+        "\U0010fd02" + BODY + "\U0010fd01",
+    ],
+)
+def test_templates_that_lose_their_marks_are_refused(template):
+    with pytest.raises(ModelError, match="marks as the assistant's words"):
+        render_with_spans(ASK, with_template(template))

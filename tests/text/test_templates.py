@@ -46,3 +46,9 @@ def test_a_template_is_a_name_or_a_file(tmp_path):
     assert own.chat_template is None
     with pytest.raises(ModelError, match=", ".join(CHAT_TEMPLATES)):
         with_template(own, "no_such")
+    for name in ("x" * 300, "~nosuchuserhere/x", "{{ messages }}" * 30):
+        with pytest.raises(ModelError, match="no such chat template"):
+            with_template(own, name)
+    (tmp_path / "latin.jinja").write_bytes(b"\xe9")
+    with pytest.raises(ModelError, match="not a text in UTF-8"):
+        with_template(own, str(tmp_path / "latin.jinja"))

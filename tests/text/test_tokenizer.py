@@ -8,7 +8,8 @@ import random
 
 import pytest
 
-from jaxrl_llm.errors import ModelError
+from jaxrl_llm.errors import DataError, ModelError
+from jaxrl_llm.text.files import user_path
 from jaxrl_llm.text.gguf_vocabulary import from_gguf
 from jaxrl_llm.text.tokenizer import bytes_tokenizer, from_folder
 
@@ -154,6 +155,18 @@ def test_gguf_end_of_turn_is_an_eos():
         ({"tokenizer.ggml.token_type": [1, 1]}, "vocabulary"),
         ({"tokenizer.ggml.tokens": ["a"] * len(TOKENS)}, "vocabulary"),
         ({"tokenizer.ggml.eos_token_id": 9999}, "eos"),
+        ({"tokenizer.ggml.eos_token_id": "2"}, "eos"),
+        ({"tokenizer.ggml.bos_token_id": 1.0}, "bos"),
+        ({"tokenizer.ggml.bos_token_id": True}, "bos"),
+        ({"tokenizer.ggml.token_type": 3}, "token_type"),
+        ({"tokenizer.ggml.token_type": ["1"] * len(TOKENS)}, "token_type"),
+        ({"tokenizer.ggml.tokens": "abc"}, "tokens"),
+        ({"tokenizer.ggml.tokens": [[1]]}, "tokens"),
+        ({"tokenizer.ggml.merges": 5}, "merges"),
+        ({"tokenizer.ggml.model": ["gpt2"]}, "gpt2"),
+        ({"tokenizer.ggml.pre": ["smollm"]}, "smollm"),
+        ({"tokenizer.ggml.add_bos_token": "yes"}, "add_bos_token"),
+        ({"tokenizer.chat_template": 5}, "chat template"),
     ],
 )
 def test_gguf_vocabularies_that_are_refused(change, said):
@@ -232,3 +245,89 @@ def test_unreadable_folders_are_named(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text("[1")
     with pytest.raises(ModelError, match=r"tokenizer_config\.json is not valid JSON"):
         from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "attribute", "values"),
+    [
+        (
+            "generation_config.json",
+            "eos_token_id",
+            ["</s>", [None], [[1]], {}, 10**12, 1.5, True, 999, -2, [1, 259]],
+        ),
+        ("config.json", "pad_token_id", ["1", 10**12, -5, 259, 10**400]),
+        ("tokenizer_config.json", "eos_token", [5, ["<eos>"], {"content": 5}]),
+        (
+            "tokenizer_config.json",
+            "chat_template",
+            [5, {}, [1], [{"name": "default", "template": 1}]],
+        ),
+        ("tokenizer_config.json", "add_bos_token", ["true", 1]),
+    ],
+)
+def test_unusable_values_of_a_folder_are_refused_by_name(file, attribute, values, tmp_path):
+    bytes_tokenizer().save(tmp_path)
+    if attribute == "pad_token_id":
+        write_json(tmp_path, "tokenizer_config.json", {})
+    for value in values:
+        write_json(tmp_path, file, {attribute: value})
+        with pytest.raises(ModelError) as caught:
+            from_folder(tmp_path)
+        assert f"{file} has an unusable value of {attribute}" in str(caught.value)
+        assert len(str(caught.value)) < 500
+
+
+def test_a_padding_id_of_minus_one_is_none_and_padded_rows_have_ids(tmp_path):
+    bytes_tokenizer().save(tmp_path)
+    write_json(tmp_path, "tokenizer_config.json", {})
+    write_json(
+        tmp_path, "config.json", {"pad_token_id": -1, "eos_token_id": 270, "vocab_size": 272}
+    )
+    tokenizer = from_folder(tmp_path)
+    assert (tokenizer.pad_id, tokenizer.eos_ids) == (None, (270,))
+    tokenizer.save(tmp_path)
+
+
+def test_texts_that_are_not_utf8_and_json_without_end_are_refused(tmp_path):
+    bytes_tokenizer().save(tmp_path)
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xe9")
+    with pytest.raises(ModelError, match=r"chat_template\.jinja is not a text in UTF-8"):
+        from_folder(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "tokenizer_config.json").write_text("[" * 200_000)
+    with pytest.raises(ModelError, match="not valid JSON"):
+        from_folder(tmp_path)
+
+
+def test_half_of_a_surrogate_pair_is_refused():
+    with pytest.raises(DataError, match=r"surrogate.*ud83d"):
+        bytes_tokenizer().encode("smile \ud83d!")
+    assert len(bytes_tokenizer().encode("\U0001f642")) == 4
+
+
+def test_a_tokenizer_fits_the_rows_of_its_model():
+    tokenizer = bytes_tokenizer()
+    assert tokenizer.for_rows(259, "m").encode("<pad>") == [258]
+    fitted = from_gguf(METADATA).for_rows(len(TOKENS), "m")
+    fitted.backend.add_tokens(["<image>"])  # added beyond the rows, as Gemma 3 has one
+    assert fitted.encode("hello") == ids("hello")
+    with pytest.raises(DataError, match="<image>"):
+        fitted.encode("an <image>")
+    with pytest.raises(ModelError, match="more tokens than the model has rows"):
+        tokenizer.for_rows(258, "m")
+    with pytest.raises(ModelError, match="more tokens than the model has rows"):
+        from_gguf(METADATA).for_rows(len(TOKENS) - 1, "m")
+
+
+def test_paths_that_can_not_be_are_none(tmp_path):
+    assert user_path(tmp_path / "none") == tmp_path / "none"
+    for name in ("x" * 300, "~nosuchuserhere/x", "a\0b"):
+        assert user_path(name) is None
+
+
+def test_what_else_a_folder_says_about_generation_is_kept(tmp_path):
+    bytes_tokenizer().save(tmp_path)
+    told = {"eos_token_id": 257, "temperature": 0.6, "top_p": 0.95, "transformers_version": "4.1"}
+    write_json(tmp_path, "generation_config.json", told)
+    assert from_folder(tmp_path).generation == {"temperature": 0.6, "top_p": 0.95}
+    assert bytes_tokenizer().generation == {}
