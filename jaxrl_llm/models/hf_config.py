@@ -11,6 +11,7 @@ from typing import Any
 from jaxrl_llm.errors import ModelError
 from jaxrl_llm.models import hf_rope
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.hf_values import MOST_LAYERS, flag, real, unusable, whole
 from jaxrl_llm.models.presets import BASE_DEFAULTS, BASE_FIELDS, FAMILIES, NO_EFFECT, Family
 
 
@@ -25,14 +26,14 @@ def config_from_hf(attributes: Mapping[str, Any], source: object = "config.json"
             asks for what is not supported.
     """
     name = attributes.get("model_type")
-    if name not in FAMILIES:
+    if not isinstance(name, str) or name not in FAMILIES:
         raise ModelError(
             f"the model family of {source} is not supported",
-            got=f"model_type {name!r}",
+            got=f"model_type {name!r:.100}",
             expected="one of " + ", ".join(FAMILIES),
         )
     family = FAMILIES[name]
-    attributes = _one_spelling(attributes, family)
+    attributes = _one_spelling(attributes, family, source)
     _refuse(attributes, family, source)
     defaults = {**BASE_DEFAULTS, **family.defaults}
     # A null means "absent" for most attributes; where it means "none", a default must not fill it.
@@ -71,11 +72,16 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
     return {**written, **fixed}
 
 
-def _one_spelling(attributes: Mapping[str, Any], family: Family) -> dict[str, Any]:
+def _one_spelling(attributes: Mapping[str, Any], family: Family, source: object) -> dict[str, Any]:
     """`transformers` 5 writes Qwen3-MoE's `num_experts` as `num_local_experts`."""
     attributes = dict(attributes)
     if "num_experts" in family.fields and "num_local_experts" in attributes:
-        attributes.setdefault("num_experts", attributes.pop("num_local_experts"))
+        count = attributes.pop("num_local_experts")
+        if attributes.setdefault("num_experts", count) != count:
+            raise ModelError(
+                f"{source} contradicts itself: num_experts and num_local_experts",
+                got=f"{attributes['num_experts']!r:.50} and {count!r:.50}",
+            )
     return attributes
 
 
@@ -89,13 +95,13 @@ def _refuse(attributes: Mapping[str, Any], family: Family, source: object) -> No
         if name not in checked:
             raise ModelError(
                 f"{source} has an attribute that is not known: {name}",
-                got=repr(value),
+                got=f"{value!r:.100}",
                 hint="if it changes nothing in the model, delete it from the file",
             )
         if value not in checked[name]:
             raise ModelError(
                 f"{source} asks for what is not supported: {name}",
-                got=repr(value),
+                got=f"{value!r:.100}",
                 expected=" or ".join(repr(v) for v in checked[name]),
             )
     if attributes.get("architectures") not in (None, [family.architecture]):
@@ -111,14 +117,14 @@ def _usable(values: Mapping[str, Any], attribute: str, source: object) -> Any:
         raise ModelError(f"{source} lacks the attribute {attribute}")
     value = values[attribute]
     if attribute in _FLAGS:
-        good = isinstance(value, bool)
-    else:
-        kinds = (int, float) if attribute in _REALS else int
-        good = isinstance(value, kinds) and not isinstance(value, bool)
-        good = good and (value > 0 or (attribute == "router_aux_loss_coef" and value == 0))
-    if not good:
-        raise ModelError(f"{source} has an unusable value of {attribute}", got=repr(value))
-    return float(value) if attribute in _REALS else value
+        return flag(value, attribute, source)
+    if attribute == "router_aux_loss_coef" and value == 0:
+        return 0.0
+    if attribute in _REALS:
+        return real(value, attribute, source)
+    if attribute == "num_hidden_layers":
+        return whole(value, attribute, source, most=MOST_LAYERS)
+    return whole(value, attribute, source)
 
 
 def _read_value(attribute: str, value: Any) -> Any:
@@ -148,7 +154,10 @@ def _derive(fields: dict[str, Any], family: str) -> None:
 def _rope(values, family: Family, name: str, source: object) -> dict[str, Any]:
     if name == "gemma3_text":
         return hf_rope.read_two_ropes(values, source)
-    original = values.get("original_max_position_embeddings", 4096) if name == "phi3" else None
+    original = None
+    if name == "phi3":
+        attribute = "original_max_position_embeddings"
+        original = whole(values.get(attribute, 4096), attribute, source)
     return hf_rope.read_rope(
         values,
         family.rope_theta,
@@ -170,9 +179,17 @@ def _check(fields: dict[str, Any], source: object) -> None:
     if rotated % 2 or not rotated:
         raise ModelError(f"{source} rotates an odd part of each head", got=rotated)
     scaling = fields["rope_scaling"]
+    if scaling and scaling.kind == "dynamic" and rotated == 2:
+        raise ModelError(
+            f"{source} asks for what is not supported: dynamic rope_scaling of one pair",
+            got=f"{rotated} rotated entries of each head",
+        )
+    original = scaling and (scaling.original_context or fields["max_position_embeddings"])
+    if scaling and scaling.kind == "longrope" and original < 2:
+        raise unusable(original, "original_max_position_embeddings", source, "at least 2")
     for name in ("short_factor", "long_factor"):
-        factors = scaling and getattr(scaling, name)
-        if factors and len(factors) != rotated // 2:
+        factors = getattr(scaling, name) if scaling else None
+        if factors is not None and len(factors) != rotated // 2:
             raise ModelError(
                 f"{source} has an unusable value of {name}",
                 got=f"{len(factors)} numbers",

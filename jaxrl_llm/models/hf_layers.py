@@ -13,6 +13,7 @@ from typing import Any
 
 from jaxrl_llm.errors import ModelError
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.hf_values import flag, unusable, whole
 
 _WINDOWED, _FULL = "sliding_attention", "full_attention"
 Values = Mapping[str, Any]
@@ -29,8 +30,7 @@ def write_window(config: ModelConfig) -> dict[str, Any]:
 
 def read_window_if_used(values: Values, count: int, source: object) -> dict[str, Any]:
     """One window for all layers, switched by `use_sliding_window`."""
-    used = _flag(values, "use_sliding_window", source)
-    return {"sliding_window": _window(values, source) if used else None}
+    return {"sliding_window": _window_if_used(values, source)}
 
 
 def write_window_if_used(config: ModelConfig) -> dict[str, Any]:
@@ -40,10 +40,9 @@ def write_window_if_used(config: ModelConfig) -> dict[str, Any]:
 
 def read_upper_windows(values: Values, count: int, source: object) -> dict[str, Any]:
     """Qwen2 and Qwen3: layers from `max_window_layers` on are windowed, or by `layer_types`."""
-    first = values.get("max_window_layers", 28)
+    first = whole(values.get("max_window_layers", 28), "max_window_layers", source, least=0)
     rule = [index >= first for index in range(count)]
-    used = _flag(values, "use_sliding_window", source)
-    window = _window(values, source) if used else None
+    window = _window_if_used(values, source)
     return _windowed(window, _types(values, rule if window else [False] * count, source), source)
 
 
@@ -64,10 +63,7 @@ def read_alternating(every: int):
 
     def read(values: Values, count: int, source: object) -> dict[str, Any]:
         period = values.get("sliding_window_pattern", values.get("_sliding_window_pattern", every))
-        if isinstance(period, bool) or not isinstance(period, int) or period < 1:
-            raise ModelError(
-                f"{source} has an unusable value of sliding_window_pattern", got=repr(period)
-            )
+        whole(period, "sliding_window_pattern", source)
         rule = [(index + 1) % period != 0 for index in range(count)]
         return _windowed(_window(values, source), _types(values, rule, source), source)
 
@@ -81,14 +77,15 @@ def write_layer_types(config: ModelConfig) -> dict[str, Any]:
 
 def read_nope(values: Values, count: int, source: object) -> dict[str, Any]:
     """SmolLM3: some layers don't rotate; a window, if used, is theirs."""
-    every = values.get("no_rope_layer_interval", 4)
+    name = "no_rope_layer_interval"
+    every = whole(values.get(name, 4), name, source)
     rotated = values.get("no_rope_layers")  # 1 means rotated
     if rotated is None:
         rotated = [int((index + 1) % every != 0) for index in range(count)]
-    if len(rotated) != count or not all(entry in (0, 1) for entry in rotated):
-        raise ModelError(f"{source} has an unusable value of no_rope_layers", got=repr(rotated))
-    used = _flag(values, "use_sliding_window", source)
-    window = _window(values, source) if used else None
+    good = isinstance(rotated, list) and len(rotated) == count
+    if not good or not all(isinstance(entry, int) and entry in (0, 1) for entry in rotated):
+        raise unusable(rotated, "no_rope_layers", source, f"{count} of 0 or 1")
+    window = _window_if_used(values, source)
     rule = [window is not None and not entry for entry in rotated]
     fields = _windowed(window, _types(values, rule, source), source)
     fields["rope_layers"] = () if all(rotated) else tuple(bool(entry) for entry in rotated)
@@ -116,26 +113,24 @@ def _types(values: Values, rule: list[bool], source: object) -> list[bool]:
     types = values.get("layer_types")
     if types is None:
         return rule
-    if len(types) != len(rule) or not set(types) <= {_WINDOWED, _FULL}:
-        raise ModelError(
-            f"{source} has an unusable value of layer_types",
-            got=repr(types),
-            expected=f"{len(rule)} of {_WINDOWED} or {_FULL}",
-        )
+    good = isinstance(types, list) and len(types) == len(rule)
+    if not good or not all(kind in (_WINDOWED, _FULL) for kind in types):
+        raise unusable(types, "layer_types", source, f"{len(rule)} of {_WINDOWED} or {_FULL}")
     return [kind == _WINDOWED for kind in types]
 
 
 def _window(values: Values, source: object) -> int | None:
     window = values.get("sliding_window")
-    if window is None:
+    return None if window is None else whole(window, "sliding_window", source)
+
+
+def _window_if_used(values: Values, source: object) -> int | None:
+    if not flag(values.get("use_sliding_window", False), "use_sliding_window", source):
         return None
-    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
-        raise ModelError(f"{source} has an unusable value of sliding_window", got=repr(window))
+    window = _window(values, source)
+    if window is None:
+        raise ModelError(
+            f"{source} contradicts itself: use_sliding_window without a sliding_window",
+            expected="a number of tokens, or use_sliding_window false",
+        )
     return window
-
-
-def _flag(values: Values, name: str, source: object) -> bool:
-    value = values.get(name, False)
-    if not isinstance(value, bool):
-        raise ModelError(f"{source} has an unusable value of {name}", got=repr(value))
-    return value

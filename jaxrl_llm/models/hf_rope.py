@@ -15,7 +15,9 @@ from typing import Any
 
 from jaxrl_llm.errors import ModelError
 from jaxrl_llm.models.config import ModelConfig, RopeScaling
+from jaxrl_llm.models.hf_values import flag, object_or_empty, real, unusable, whole
 
+BETA_FAST, BETA_SLOW = 32.0, 1.0  # of YaRN, where the file says nothing
 ATTRIBUTES = ("rope_theta", "rope_parameters", "rope_scaling")
 
 
@@ -40,9 +42,9 @@ def read_rope(
     rope = _one_object(values, source)
     theta = rope.pop("rope_theta", None)
     theta = values.get("rope_theta") if theta is None else theta
-    theta = _number(default_theta if theta is None else theta, "rope_theta", source)
+    theta = real(default_theta if theta is None else theta, "rope_theta", source, above=1)
     part = rope.pop("partial_rotary_factor", values.get("partial_rotary_factor"))
-    part = 1.0 if part is None else _number(part, "partial_rotary_factor", source)
+    part = 1.0 if part is None else real(part, "partial_rotary_factor", source)
     if not 0 < part <= 1 or (part != 1 and not partial):
         raise ModelError(
             f"{source} asks for what is not supported: partial_rotary_factor", got=part
@@ -51,6 +53,8 @@ def read_rope(
         rope.setdefault("rope_type", rope["type"])
         del rope["type"]
     kind = rope.pop("rope_type", "default")
+    if not isinstance(kind, str):
+        raise unusable(kind, "rope_type", source, "one of " + ", ".join(_ALLOWED))
     kind = (kinds or {}).get(kind, kind)
     if kind == "default" and partial:
         rope.pop("original_max_position_embeddings", None)
@@ -60,9 +64,9 @@ def read_rope(
 
 def read_two_ropes(values: Mapping[str, Any], source: object) -> dict[str, Any]:
     """Gemma 3's two: unscaled with a base of its own in windowed layers, the other elsewhere."""
-    nested = values.get("rope_parameters") or {}
-    if not isinstance(nested, Mapping) or set(nested) - {"full_attention", "sliding_attention"}:
-        raise ModelError(f"{source} has an unusable value of rope_parameters", got=repr(nested))
+    nested = object_or_empty(values.get("rope_parameters"), "rope_parameters", source)
+    if set(nested) - {"full_attention", "sliding_attention"}:
+        raise unusable(nested, "rope_parameters", source, "full_attention and sliding_attention")
     near = {"rope_theta": values.get("rope_local_base_freq"), "rope_scaling": None}
     local = read_rope({**near, "rope_parameters": nested.get("sliding_attention")}, 1e4, source)
     if local["rope_scaling"] is not None:
@@ -70,7 +74,10 @@ def read_two_ropes(values: Mapping[str, Any], source: object) -> dict[str, Any]:
             f"{source} asks for what is not supported: a scaled rope in windowed layers",
             got=nested.get("sliding_attention"),
         )
-    far = {**(nested.get("full_attention") or {}), **(values.get("rope_scaling") or {})}
+    far = {
+        **object_or_empty(nested.get("full_attention"), "full_attention", source),
+        **object_or_empty(values.get("rope_scaling"), "rope_scaling", source),
+    }
     fields = read_rope({**values, "rope_scaling": None, "rope_parameters": far}, 1e6, source)
     return {**fields, "local_rope_theta": local["rope_theta"]}
 
@@ -104,9 +111,7 @@ def write_rope(config: ModelConfig) -> dict[str, Any]:
 
 def _one_object(values: Mapping[str, Any], source: object) -> dict[str, Any]:
     for attribute in ("rope_scaling", "rope_parameters"):
-        rope = values.get(attribute)
-        if rope is not None and not isinstance(rope, Mapping):
-            raise ModelError(f"{source} has an unusable value of {attribute}", got=repr(rope))
+        rope = object_or_empty(values.get(attribute), attribute, source)
         if rope:
             return dict(rope)
     return {}
@@ -135,26 +140,24 @@ def _scaling(kind: str, rope: dict, original: int | None, source: object) -> Rop
         fields[_FIELDS[name]] = _value(name, value, source)
     if original is not None:
         fields["original_context"] = original
-    return RopeScaling(**fields)
+    scaling = RopeScaling(**fields)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    if kind == "llama3" and not low < high:
+        raise unusable(high, "high_freq_factor", source, f"more than low_freq_factor {low}")
+    fast, slow = scaling.beta_fast or BETA_FAST, scaling.beta_slow or BETA_SLOW
+    if kind == "yarn" and not slow < fast:
+        raise unusable(fast, "beta_fast", source, f"more than beta_slow {slow}")
+    return scaling
 
 
 def _value(name: str, value: Any, source: object) -> Any:
     if name == "truncate":
-        if not isinstance(value, bool):
-            raise ModelError(f"{source} has an unusable value of truncate", got=repr(value))
-        return value
+        return flag(value, name, source)
     if name in ("short_factor", "long_factor"):
         if not isinstance(value, list):
-            raise ModelError(f"{source} has an unusable value of {name}", got=repr(value))
-        return tuple(_number(entry, name, source) for entry in value)
-    number = _number(value, name, source)
-    return int(number) if name == "original_max_position_embeddings" else number
-
-
-def _number(value: Any, name: str, source: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise ModelError(f"{source} has an unusable value of {name}", got=repr(value))
-    return float(value)
+            raise unusable(value, name, source, "a list of numbers")
+        return tuple(real(entry, name, source) for entry in value)
+    return whole(value, name, source) if name == _ORIGINAL else real(value, name, source)
 
 
 # Key of the object → field of RopeScaling.

@@ -171,7 +171,11 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family(
         architecture="Qwen2ForCausalLM",
         traits={"qkv_bias": True},
-        defaults={"num_key_value_heads": 32, "max_position_embeddings": 32768},
+        defaults={
+            "num_key_value_heads": 32,
+            "max_position_embeddings": 32768,
+            "sliding_window": 4096,
+        },
         only={**_SILU, "use_mrope": (None, False), **_NOT_QUANTISED},
         layers=_QWEN_WINDOW,
     ),
@@ -183,6 +187,7 @@ FAMILIES: dict[str, Family] = {
             "num_key_value_heads": 32,
             "head_dim": 128,
             "max_position_embeddings": 32768,
+            "sliding_window": 4096,
         },
         only={**_SILU, **_NOT_QUANTISED},
         layers=_QWEN_WINDOW,
@@ -250,7 +255,13 @@ FAMILIES: dict[str, Family] = {
     "phi3": Family(
         architecture="Phi3ForCausalLM",
         defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
-        only={**_SILU, **_NOT_QUANTISED},
+        only={
+            **_SILU,
+            "full_attn_mod": (None, 1),
+            "interpolate_factor": (None, 1),
+            "lm_head_bias": (None, False),
+            **_NOT_QUANTISED,
+        },
         layers=_WINDOW,
         partial_rotary=True,
         rope_kinds={"su": "longrope", "yarn": "longrope"},
@@ -326,6 +337,7 @@ FAMILIES: dict[str, Family] = {
         defaults={
             "num_key_value_heads": 4,
             "max_position_embeddings": 32768,
+            "sliding_window": 4096,
             "num_experts_per_tok": 8,
             "num_experts": 128,
             "moe_intermediate_size": 768,
