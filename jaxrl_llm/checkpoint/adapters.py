@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,6 +16,8 @@ import safetensors.numpy
 from jax.typing import DTypeLike
 
 from jaxrl_llm.checkpoint.hf_names import HF_NAMES
+from jaxrl_llm.checkpoint.output_folder import output_folder
+from jaxrl_llm.checkpoint.tensor_files import TensorFiles
 from jaxrl_llm.errors import ModelError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import TARGETS, Adapter, LoraConfig, adapter_shapes
@@ -31,16 +35,17 @@ def save_adapter(
     *,
     base_model: str = "",
 ) -> pathlib.Path:
-    """Write an adapter as a folder that `peft` loads over the base model.
+    """Write an adapter as a folder that `peft` loads over the base model, never half-written, in
+    the dtype of `adapter`. An older adapter there is replaced.
 
     Args:
         base_model: name or path of the base, which PEFT looks up when none is given.
 
     Raises:
-        ModelError: the folder can't be written, or the family's projections are fused.
+        ModelError: the folder can't be written or holds other files, or the family's projections
+            are fused.
     """
     names = _module_names(config, lora)
-    folder = pathlib.Path(folder)
     tensors = {
         modules[layer] + _SUFFIX[part]: np.ascontiguousarray(np.asarray(values)[layer])
         for target, modules in names.items()
@@ -62,15 +67,11 @@ def save_adapter(
         "use_dora": lora.dora,
         "target_modules": sorted({modules[0].rpartition(".")[2] for modules in names.values()}),
     }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        safetensors.numpy.save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
-        (folder / _CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ModelError(
-            f"the adapter can't be written to {folder}: {error.strerror or error}"
-        ) from error
-    return folder
+    with output_folder(folder, _FILES, "the adapter") as building:
+        (building / _CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        safetensors.numpy.save_file(tensors, building / _WEIGHTS, metadata={"format": "pt"})
+        (building / _WEIGHTS).chmod((building / _CONFIG).stat().st_mode)  # as the umask says
+    return pathlib.Path(folder)
 
 
 def load_adapter(
@@ -84,28 +85,28 @@ def load_adapter(
     folder = pathlib.Path(folder)
     lora = _read_settings(folder, config)
     names = _module_names(config, lora)
-    try:
-        held = safetensors.numpy.load_file(folder / _WEIGHTS)
-    except (safetensors.SafetensorError, OSError) as error:
-        raise ModelError(f"{folder / _WEIGHTS} can't be read: {error}") from error
+    files = TensorFiles(folder, _WEIGHTS)
+    left = set(files.shapes)
     adapter: Adapter = {}
     for target, parts in adapter_shapes(config, lora).items():
         adapter[target] = {}
         for part, shape in parts.items():
             keys = [module + _SUFFIX[part] for module in names[target]]
-            layers = [held.pop(key, None) for key in keys]
-            for key, value in zip(keys, layers, strict=True):
-                if value is None or value.shape != shape[1:]:
+            for key in keys:
+                if files.shapes.get(key) != shape[1:]:
                     raise ModelError(
                         f"tensor {key} of {folder / _WEIGHTS} is missing or of the wrong shape",
-                        got=None if value is None else value.shape,
+                        got=files.shapes.get(key),
                         expected=shape[1:],
                     )
-            adapter[target][part] = jnp.asarray(np.stack(layers).astype(dtype))
-    if held:
+            left -= set(keys)
+            adapter[target][part] = jnp.asarray(
+                np.stack([files.read(k) for k in keys], dtype=dtype, casting="unsafe")
+            )
+    if left:
         raise ModelError(
             f"{folder / _WEIGHTS} holds tensors that the adapter has no place for",
-            got=sorted(held)[0],
+            got=sorted(left)[0],
         )
     return adapter, lora
 
@@ -115,27 +116,60 @@ def _read_settings(folder: pathlib.Path, config: ModelConfig) -> LoraConfig:
     settings = read_json(path)
     if settings.get("peft_type") != "LORA":
         raise ModelError(f"{path} is missing or not of a LoRA", got=settings.get("peft_type"))
-    for key, harmless in _ONLY.items():
-        if settings.get(key) not in (None, {}, [], *harmless):
+    for key, value in settings.items():
+        if key not in _READ and not any(_same(value, x) for x in (*_IDLE, *_ALSO.get(key, ()))):
+            if key in _WITHOUT_EFFECT:
+                continue
             raise ModelError(
-                f"{path} asks for what is not supported: {key}", got=repr(settings[key])
+                f"{path} asks for what is not supported: {key}",
+                got=repr(value)[:80],
+                hint="merge the adapter into its base with PEFT",
             )
     wanted = settings.get("target_modules")
     by_module = {_last(HF_NAMES[config.family][f"layers.{t}"]): t for t in TARGETS}
     modules = list(by_module) if wanted == "all-linear" else wanted
-    if not isinstance(modules, list) or not set(modules) <= set(by_module):
+    if (
+        not isinstance(modules, list)
+        or not modules
+        or any(m not in list(by_module) for m in modules)
+    ):
         raise ModelError(
             f"{path} has target_modules that are not supported",
-            got=repr(wanted),
+            got=repr(wanted)[:80],
             expected="some of " + ", ".join(by_module),
         )
     return LoraConfig(
-        rank=settings["r"],
-        alpha=float(settings["lora_alpha"]),
+        rank=_typed(settings, "r", _is_rank, "a whole number ≥ 1", path),
+        alpha=float(_typed(settings, "lora_alpha", _is_alpha, "a finite number > 0", path)),
         targets=tuple(t for m, t in by_module.items() if m in modules),
-        rslora=bool(settings.get("use_rslora")),
-        dora=bool(settings.get("use_dora")),
+        rslora=bool(_typed(settings, "use_rslora", _is_flag, "true or false", path)),
+        dora=bool(_typed(settings, "use_dora", _is_flag, "true or false", path)),
     )
+
+
+def _typed(
+    settings: dict[str, Any], key: str, usable: Callable[[Any], bool], expected: str, path: object
+) -> Any:
+    value = settings.get(key)
+    if not usable(value):
+        raise ModelError(f"{path} has no usable {key}", got=repr(value)[:80], expected=expected)
+    return value
+
+
+def _is_rank(value: Any) -> bool:
+    return type(value) is int and 1 <= value < 1 << 31
+
+
+def _is_alpha(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < 1e30
+
+
+def _is_flag(value: Any) -> bool:
+    return value is None or isinstance(value, bool)
+
+
+def _same(value: Any, other: Any) -> bool:
+    return type(value) is type(other) and value == other
 
 
 def _module_names(config: ModelConfig, lora: LoraConfig) -> dict[str, list[str]]:
@@ -160,16 +194,27 @@ def _last(pattern: str) -> str:
     return pattern.removesuffix(".weight").rpartition(".")[2]
 
 
-# Settings that would change what the adapter computes, and their values that don't.
-_ONLY: dict[str, tuple[Any, ...]] = {
+_FILES = re.compile(r"adapter_config\.json|adapter_model\.safetensors")
+_READ = ("peft_type", "target_modules", "r", "lora_alpha", "use_rslora", "use_dora")
+# Values of any setting that ask for nothing.
+_IDLE: tuple[Any, ...] = (None, False, [], {})
+# Further values that don't change what a trained adapter computes. Some ways to begin change the
+# base as well (pissa, olora, corda, loftq): those are refused.
+_ALSO: dict[str, tuple[Any, ...]] = {
     "bias": ("none",),
-    "fan_in_fan_out": (False,),
-    "layers_to_transform": (),
-    "rank_pattern": (),
-    "alpha_pattern": (),
-    "modules_to_save": (),
-    "exclude_modules": (),
-    "layer_replication": (),
-    "lora_bias": (False,),
-    "trainable_token_indices": (),
+    "init_lora_weights": (True, "gaussian", "eva", "orthogonal"),
+    "task_type": ("CAUSAL_LM",),
 }
+_WITHOUT_EFFECT = (
+    "auto_mapping",
+    "base_model_name_or_path",
+    "eva_config",  # of how it began
+    "inference_mode",
+    "layers_pattern",  # of layers_to_transform
+    "lora_dropout",  # while it is trained
+    "megatron_core",  # of megatron_config
+    "peft_version",
+    "qalora_group_size",  # of use_qalora
+    "revision",
+    "runtime_config",
+)

@@ -9,25 +9,26 @@ import dataclasses
 import json
 import os
 import pathlib
-import shutil
-import tempfile
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors
 import safetensors.numpy
 from jax.typing import DTypeLike
 
-from jaxrl_llm.checkpoint.huggingface import load_config, load_params, save_folder
+from jaxrl_llm.checkpoint.hf_names import HF_NAMES
+from jaxrl_llm.checkpoint.huggingface import MODEL_FILES, write_model
+from jaxrl_llm.checkpoint.output_folder import output_folder
+from jaxrl_llm.checkpoint.stacking import build_params
+from jaxrl_llm.checkpoint.tensor_files import INDEX, TensorFiles
 from jaxrl_llm.errors import ModelError
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.hf_config import config_from_hf
 from jaxrl_llm.models.transformer import Params
 from jaxrl_llm.text import tokenizer as tokenizers
 from jaxrl_llm.text.tokenizer import Tokenizer, read_json
 
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _KINDS = {1: "ForSequenceClassification", 2: "ForTokenClassification"}
 _LABELS = {1: {"0": "reward"}, 2: {"0": "wrong", "1": "right"}}
 # What only a classifier's config.json says.
@@ -44,7 +45,12 @@ class ScoringModel:
 
 
 def save_score_folder(
-    folder: str | pathlib.Path, params: Params, config: ModelConfig, tokenizer: Tokenizer
+    folder: str | pathlib.Path,
+    params: Params,
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    *,
+    max_shard_bytes: int | float = 5e9,
 ) -> pathlib.Path:
     """Write a reward model as a folder that `transformers` loads, never half-written.
 
@@ -54,11 +60,8 @@ def save_score_folder(
     Raises:
         ModelError: as `save_folder`.
     """
-    folder = pathlib.Path(folder)
-    building = folder.parent / f".{folder.name}-{os.getpid()}-score"
-    shutil.rmtree(building, ignore_errors=True)
-    try:
-        save_folder(building, params["decoder"], config, tokenizer)
+    with output_folder(folder, MODEL_FILES, "the reward model") as building:
+        write_model(building, params["decoder"], config, tokenizer, max_shard_bytes)
         classes = params["score"]["weight"].shape[0]
         _write_head(
             building, {k: np.asarray(jax.device_get(v)) for k, v in params["score"].items()}
@@ -73,19 +76,7 @@ def save_score_folder(
         }
         text = json.dumps(attributes, indent=2) + "\n"
         (building / "config.json").write_text(text, encoding="utf-8")
-        old = building.with_name(building.name + "-old")
-        if folder.exists():
-            os.replace(folder, old)
-        os.replace(building, folder)
-        shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
-        raise ModelError(
-            f"the reward model can't be written to {folder}: {error.strerror or error}",
-            hint="another folder, or make room",
-        ) from error
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-    return folder
+    return pathlib.Path(folder)
 
 
 def padding_id(tokenizer: Tokenizer) -> int:
@@ -108,27 +99,35 @@ def load_score_folder(folder: str | pathlib.Path, dtype: DTypeLike = jnp.float32
     """
     folder = pathlib.Path(folder)
     attributes = read_json(folder / "config.json")
-    architecture = (attributes.get("architectures") or ["nothing"])[0]
-    kind = next((k for k in _KINDS.values() if str(architecture).endswith(k)), None)
+    architecture = _architecture(attributes)
+    kind = next((k for k in _KINDS.values() if architecture.endswith(k)), None)
     if kind is None:
         raise ModelError(
             f"{folder} is no reward model",
-            got=architecture,
+            got=architecture or "no usable architectures in config.json",
             expected="…ForSequenceClassification or …ForTokenClassification",
         )
-    files = _tensor_files(folder)
-    head = _read_head(folder, files, dtype)
-    if _KINDS.get(head["weight"].shape[0]) != kind:
-        raise ModelError(
-            f"{folder} has another number of labels than a reward model",
-            got=f"{head['weight'].shape[0]} in {architecture}",
-            expected="1 a sequence, or 2 a token",
-        )
-    with tempfile.TemporaryDirectory() as place:
-        view = _as_language_model(pathlib.Path(place), folder, attributes, files, kind)
-        config = load_config(view)
-        decoder = load_params(view, config, dtype)
-    params = {"decoder": decoder, "score": {k: jnp.asarray(v) for k, v in head.items()}}
+    plain = {k: v for k, v in attributes.items() if k not in _OF_CLASSIFIERS}
+    plain["architectures"] = [architecture.replace(kind, "ForCausalLM")]
+    # A classifier has no output head, whatever its configuration says.
+    config = config_from_hf(plain | {"tie_word_embeddings": True}, folder / "config.json")
+    files = TensorFiles(folder)
+    head = _read_head(files, config, architecture, kind)
+    available = {
+        name: shape
+        for name, shape in files.shapes.items()
+        if name not in ("lm_head.weight", *(f"score.{key}" for key in head))
+    }
+    decoder = build_params(
+        config,
+        HF_NAMES[config.family],
+        available,
+        files.read,
+        dtype=dtype,
+        source=folder,
+    )
+    score = {key: jnp.asarray(value.astype(jnp.dtype(dtype))) for key, value in head.items()}
+    params = {"decoder": decoder, "score": score}
     return ScoringModel(config, params, tokenizers.from_folder(folder))
 
 
@@ -136,61 +135,52 @@ def is_score_folder(folder: pathlib.Path) -> bool:
     """Whether a folder's config.json says that it is a classifier of a kind that is read."""
     if not (folder / "config.json").is_file():
         return False
-    named = read_json(folder / "config.json").get("architectures") or [""]
-    return str(named[0]).endswith(tuple(_KINDS.values()))
+    named = _architecture(read_json(folder / "config.json"))
+    return named.endswith(tuple(_KINDS.values()))
 
 
-def _as_language_model(
-    view: pathlib.Path,
-    folder: pathlib.Path,
-    attributes: dict[str, Any],
-    files: dict[str, str],
-    kind: str,
-) -> pathlib.Path:
-    """A folder of links that looks like the language model without its output head."""
-    plain = {k: v for k, v in attributes.items() if k not in _OF_CLASSIFIERS}
-    causal = [plain["architectures"][0].replace(kind, "ForCausalLM")]
-    plain |= {"architectures": causal, "tie_word_embeddings": True}
-    (view / "config.json").write_text(json.dumps(plain), encoding="utf-8")
-    kept = {n: f for n, f in files.items() if not n.startswith(("score.", "lm_head."))}
-    for file in set(kept.values()):
-        (view / file).symlink_to((folder / file).resolve())
-    (view / _INDEX).write_text(json.dumps({"weight_map": kept}), encoding="utf-8")
-    return view
+def _architecture(attributes: dict[str, Any]) -> str:
+    """What config.json calls the model's class; empty if it doesn't."""
+    named = attributes.get("architectures")
+    first = named[0] if isinstance(named, list) and named else ""
+    return first if isinstance(first, str) else ""
 
 
-def _tensor_files(folder: pathlib.Path) -> dict[str, str]:
-    """The name of every tensor, and the file that it is in."""
-    if (folder / _INDEX).is_file():
-        return dict(read_json(folder / _INDEX).get("weight_map") or {})
-    if not (folder / _SINGLE).is_file():
-        raise ModelError(f"the folder has neither {_SINGLE} nor {_INDEX}", got=folder)
-    with _open(folder / _SINGLE) as file:
-        return dict.fromkeys(file.keys(), _SINGLE)
-
-
-def _open(path: pathlib.Path) -> Any:
-    try:
-        return safetensors.safe_open(str(path), framework="numpy")
-    except (safetensors.SafetensorError, OSError) as error:
-        raise ModelError(f"{path} is not a whole safetensors file: {error}") from error
-
-
-def _read_head(folder: pathlib.Path, files: dict[str, str], dtype: DTypeLike) -> dict[str, Any]:
-    head = {}
-    for key in ("weight", "bias"):
-        name = f"score.{key}"
-        if name in files:
-            with _open(folder / files[name]) as file:
-                head[key] = file.get_tensor(name).astype(jnp.dtype(dtype))
-    if "weight" not in head:
-        raise ModelError(f"{folder} has no tensor score.weight", hint="another kind of classifier")
-    return head
+def _read_head(
+    files: TensorFiles, config: ModelConfig, architecture: str, kind: str
+) -> dict[str, np.ndarray]:
+    """``weight`` [classes, D] and, where there is one, ``bias`` [classes]."""
+    shape = files.shapes.get("score.weight")
+    if shape is None:
+        raise ModelError(
+            f"{files.folder} has no tensor score.weight", hint="another kind of classifier"
+        )
+    classes = next(count for count, name in _KINDS.items() if name == kind)
+    if len(shape) != 2 or shape[1] != config.hidden_size:
+        raise ModelError(
+            f"tensor score.weight of {files.folder} has the wrong shape",
+            got=shape,
+            expected=(classes, config.hidden_size),
+        )
+    if shape[0] != classes:
+        raise ModelError(
+            f"{files.folder} has another number of labels than a reward model",
+            got=f"{shape[0]} in {architecture}",
+            expected="1 a sequence, or 2 a token",
+        )
+    if files.shapes.get("score.bias", (classes,)) != (classes,):
+        raise ModelError(
+            f"tensor score.bias of {files.folder} has the wrong shape",
+            got=files.shapes["score.bias"],
+            expected=(classes,),
+        )
+    keys = [key for key in ("weight", "bias") if f"score.{key}" in files.shapes]
+    return {key: files.read(f"score.{key}") for key in keys}
 
 
 def _write_head(folder: pathlib.Path, head: dict[str, np.ndarray]) -> None:
     """The head in a file of its own, and an index over all files."""
-    files = _tensor_files(folder)
+    files = TensorFiles(folder).files
     names = sorted(set(files.values()))
     total = len(names) + 1
     renamed = {
@@ -207,4 +197,4 @@ def _write_head(folder: pathlib.Path, head: dict[str, np.ndarray]) -> None:
     weight_map |= dict.fromkeys(tensors, own)
     size = sum((folder / file).stat().st_size for file in set(weight_map.values()))
     index = {"metadata": {"total_size": size}, "weight_map": weight_map}
-    (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,135 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""A folder that appears whole or not at all, and that takes the place of nothing but its like."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import re
+import shutil
+import socket
+from collections.abc import Iterator
+
+import safetensors
+
+from jaxrl_llm.errors import ModelError
+
+
+@contextlib.contextmanager
+def output_folder(
+    folder: str | pathlib.Path, files: re.Pattern[str], what: str
+) -> Iterator[pathlib.Path]:
+    """A new folder to write into, which takes its place at `folder` when the block ends well.
+
+    Until then it is a hidden sibling; after an error nothing of it is left and `folder` is as it
+    was. An older folder there is replaced as a whole, if every entry of it is a plain file with a
+    name that `files` matches. Of a link to a folder the target is replaced.
+
+    Args:
+        files: names of the files that are written.
+        what: how the errors call what is written: "the model".
+
+    Raises:
+        ModelError: `folder` is something else or holds other entries, or can't be written.
+    """
+    try:
+        place = _place(pathlib.Path(folder), what)
+        _refuse_strangers(place, files, what)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):
+            _clear_abandoned(place, files)
+        building = _sibling(place, os.getpid())
+        shutil.rmtree(building, ignore_errors=True)
+        building.mkdir()
+        try:
+            yield building
+            _refuse_strangers(place, files, what)  # it may have been filled meanwhile
+            _swap(building, place)
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ModelError(
+            f"{what} can't be written to {folder}: {getattr(error, 'strerror', None) or error}",
+            hint="another folder, or make room",
+        ) from error
+
+
+def _place(folder: pathlib.Path, what: str) -> pathlib.Path:
+    if folder.is_symlink() and not folder.exists():
+        raise ModelError(
+            f"{what} can't be written through a link that leads nowhere",
+            got=folder,
+            hint="a new folder",
+        )
+    place = folder.resolve()
+    if place == pathlib.Path.cwd():
+        raise ModelError(
+            f"{what} can't take the place of the folder that the command runs in",
+            got=place,
+            hint="a new folder",
+        )
+    return place
+
+
+def _refuse_strangers(place: pathlib.Path, files: re.Pattern[str], what: str) -> None:
+    if place.exists() and not place.is_dir():
+        raise ModelError(f"{what} can't be written over a file", got=place, hint="a new folder")
+    strangers = _strangers(place, files)
+    if strangers:
+        raise ModelError(
+            f"{what} can't replace {place}, which holds other files",
+            got=", ".join(strangers[:3]),
+            hint="a new folder",
+        )
+
+
+def _strangers(folder: pathlib.Path, files: re.Pattern[str]) -> list[str]:
+    """Entries that this module's callers never write: other names, folders, links, pipes."""
+    if not folder.exists():
+        return []
+    ours = lambda p: files.fullmatch(p.name) and p.is_file() and not p.is_symlink()  # noqa: E731
+    return sorted(path.name for path in folder.iterdir() if not ours(path))
+
+
+def _sibling(place: pathlib.Path, process: int | str) -> pathlib.Path:
+    host = re.sub(r"\W", "_", socket.gethostname())[:40]
+    return place.with_name(f".{place.name}-{host}-{process}-partial")
+
+
+def _clear_abandoned(place: pathlib.Path, files: re.Pattern[str]) -> None:
+    """Remove what a process of this machine left that was killed while it wrote."""
+    before, after = _sibling(place, "\0").name.split("\0")
+    for path in place.parent.iterdir():
+        process = path.name.removeprefix(before).removesuffix(after)
+        if path.name != before + process + after or not re.fullmatch(r"[0-9]{1,9}", process):
+            continue
+        whole = path.is_dir() and not path.is_symlink() and not _strangers(path, files)
+        if whole and not _is_running(int(process)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # another user's
+        return True
+    return True
+
+
+def _swap(building: pathlib.Path, place: pathlib.Path) -> None:
+    """Move a finished folder into place; an older one is there until the instant of the swap."""
+    if not place.exists():
+        os.replace(building, place)
+        return
+    old = building.with_name(building.name.removesuffix("-partial") + "-old")
+    os.replace(place, old)
+    try:
+        os.replace(building, place)
+    except OSError:
+        os.replace(old, place)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
