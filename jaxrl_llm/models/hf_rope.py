@@ -42,7 +42,7 @@ def read_rope(
     rope = _one_object(values, source)
     theta = rope.pop("rope_theta", None)
     theta = values.get("rope_theta") if theta is None else theta
-    theta = real(default_theta if theta is None else theta, "rope_theta", source, above=1)
+    theta = real(default_theta if theta is None else theta, "rope_theta", source, above=1.0)
     part = rope.pop("partial_rotary_factor", values.get("partial_rotary_factor"))
     part = 1.0 if part is None else real(part, "partial_rotary_factor", source)
     if not 0 < part <= 1 or (part != 1 and not partial):
