@@ -19,6 +19,7 @@ from jaxrl_llm.checkpoint.stacking import build_params
 from jaxrl_llm.errors import ModelError
 from jaxrl_llm.models.config import ModelConfig, RopeScaling
 from jaxrl_llm.models.hf_layers import read_alternating
+from jaxrl_llm.models.hf_values import MOST_LAYERS, real, unusable, whole
 from jaxrl_llm.models.presets import FAMILIES
 from jaxrl_llm.models.rotary import inverse_frequencies
 from jaxrl_llm.models.transformer import Params
@@ -43,6 +44,7 @@ _REALS = {
     "attn_logit_softcapping",
     "final_logit_softcapping",
 }
+_BASES = ("rope.freq_base", "rope.freq_base_swa")
 _ROPE_FREQS = "rope_freqs.weight"
 
 
@@ -115,10 +117,10 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
         ModelError: an unknown architecture, or a key is missing, unknown or not supported.
     """
     name = file.metadata.get("general.architecture")
-    if name not in ARCHITECTURES:
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         raise ModelError(
             f"the architecture of {file.path.name} is not supported",
-            got=repr(name),
+            got=f"{name!r:.100}",
             expected="one of " + ", ".join(ARCHITECTURES),
         )
     how, prefix, source = ARCHITECTURES[name], f"{name}.", file.path.name
@@ -138,7 +140,11 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
             f"{source} has query heads that its key heads don't divide",
             got=f"{fields['num_heads']} and {fields['num_kv_heads']}",
         )
+    if fields["head_dim"] % 2:
+        raise unusable(fields["head_dim"], f"{prefix}attention.key_length", source, "an even one")
     _refuse_unknown(values, known, fields, prefix, source)
+    if "vocab_size" in values:
+        whole(values["vocab_size"], f"{prefix}vocab_size", source, most=embedding.shape[0])
     if fields["num_layers"] > len(file.tensors):
         raise ModelError(
             f"{source} holds fewer tensors than its configuration has layers",
@@ -174,10 +180,10 @@ def _linear_scaling(values: Mapping[str, Any], prefix: str, source: str) -> Rope
     if kind == "none":
         return None
     factor = values.get("rope.scaling.factor")
-    if kind != "linear" or not isinstance(factor, float) or factor <= 0:
+    if kind != "linear" or not isinstance(factor, float) or not 0 < factor < math.inf:
         raise ModelError(
             f"{prefix}rope.scaling.type of {source} asks for what is not supported",
-            got=f"{kind!r} with factor {factor!r}",
+            got=f"{kind!r:.50} with factor {factor!r:.50}",
             expected="'none' or 'linear'",
             hint="the model's HF folder",
         )
@@ -224,11 +230,14 @@ def _positive(values: Mapping[str, Any], key: str, default: Any, prefix: str, so
         if default is _NEEDED:
             raise ModelError(f"the metadata of {source} has no {prefix}{key}")
         return default
-    value = values[key]
-    kinds = float if key in _REALS else int
-    if not isinstance(value, kinds) or isinstance(value, bool) or not value > 0:
-        raise ModelError(f"{prefix}{key} of {source} is unusable", got=repr(value))
-    return value
+    if key in _REALS:
+        return real(values[key], prefix + key, source, above=1.0 if key in _BASES else 0.0)
+    return whole(
+        values[key],
+        prefix + key,
+        source,
+        most=MOST_LAYERS if key == "block_count" else 2**31 - 1,
+    )
 
 
 def _refuse_unknown(values, known, fields, prefix: str, source: str) -> None:
