@@ -14,6 +14,7 @@ on tokens and never on time.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -24,7 +25,7 @@ import numpy as np
 from jaxrl_llm.errors import NonFinite, RequestError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Params
-from jaxrl_llm.rollout.kv_cache import copy_pages, init_pages
+from jaxrl_llm.rollout.kv_cache import KVPages, copy_pages, init_pages
 from jaxrl_llm.rollout.layout import decode_slots, prefill_chunks
 from jaxrl_llm.rollout.page_pool import NULL_PAGE, PageAllocator, PrefixCache
 from jaxrl_llm.rollout.placement import Placement
@@ -72,6 +73,9 @@ class Engine:
         decode_text: Callable[[Sequence[int]], str] | None = None,
     ):
         self._decode_text = decode_text
+        # Scalings of rotary frequencies that depend on the length are the same for all requests.
+        context = model_config.context or config.max_prompt_tokens + config.max_new_tokens
+        model_config = dataclasses.replace(model_config, context=context)
         self.model_config, self.config = model_config, config
         self.num_pages = config.num_pages or default_pool(config)
         self.stats = EngineStats()
@@ -92,7 +96,10 @@ class Engine:
             self._form = "int8"
         self._params: Params | None = None
         self.set_params(params, version)
-        self._pages = init_pages(model_config, self.num_pages, config.page_size, dtype)
+        self._make_pages = functools.partial(
+            init_pages, model_config, self.num_pages, config.page_size, dtype
+        )
+        self._pages: KVPages | None = None
         self._placement = Placement(
             model_config,
             dtype,
@@ -114,6 +121,20 @@ class Engine:
         self._params = None
         self._params = _pack(params, self._form, self._dtype)
         self.version = version
+
+    def release(self) -> None:
+        """Free weights, pages and their view until the next `set_params`: room for an update.
+
+        Raises:
+            RequestError: a `generate` is under way.
+        """
+        if self._generating:
+            raise RequestError(
+                "the engine is generating", hint="finish or close the iterator first"
+            )
+        if self._prefixes:
+            self._prefixes.clear()
+        self._params = self._pages = None
 
     def check(self, request: Request) -> None:
         """Raises RequestError if `request` can never be served by this engine."""
@@ -176,6 +197,10 @@ class Engine:
             raise RequestError(
                 "this engine is already generating", hint="finish or close the other iterator first"
             )
+        if self._params is None:
+            raise RequestError("the engine's weights were released", hint="set_params(…) first")
+        if self._pages is None:
+            self._pages = self._make_pages()
         self._generating = True
         scheduler = self._scheduler()
         try:

@@ -84,6 +84,7 @@ class RLTrainer:
             baseline = source.greedy(self.step, times, prompts)
 
         # ── 3 · rows, and the log-probabilities that the algorithm needs before the update ────────
+        self.engine.release()  # until it gets new weights, its memory is the update's
         with timed(times, "logprobs"):
             batch = pad_rollouts(
                 rollouts, longest=self.longest_row, mask_truncated=self.mask_truncated
