@@ -8,6 +8,7 @@ import contextlib
 import json
 import logging
 import pathlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,7 +25,9 @@ def saved_steps(run: str | pathlib.Path) -> list[int]:
         RunDirectoryError: the directory is not there or holds no checkpoint.
     """
     folder = pathlib.Path(run) / "checkpoints"
-    found = sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit())
+    found = sorted(
+        int(path.name) for path in folder.glob("*") if re.fullmatch("0|[1-9][0-9]{0,17}", path.name)
+    )
     if not found:
         raise RunDirectoryError(
             "the run has no checkpoint",
@@ -92,17 +95,30 @@ def _quiet() -> Iterator[None]:
 
 
 def run_settings(run: str | pathlib.Path) -> dict[str, Any]:
-    """The resolved config of a run, as JSON values.
+    """The resolved config of a run, as JSON values; it names a model and the dtype of its weights.
 
     Raises:
-        RunDirectoryError: no run directory.
+        RunDirectoryError: no run directory, or its config.json is not one that training wrote.
     """
     path = pathlib.Path(run) / "config.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise RunDirectoryError(
             "this is not a run directory",
             got=run,
             expected="a directory with config.json and checkpoints/",
         ) from error
+    model = settings.get("model") if isinstance(settings, dict) else None
+    if (
+        not isinstance(model, dict)
+        or not isinstance(model.get("path"), str)
+        or model.get("dtype") not in ("float32", "bfloat16", "float16")
+        or not isinstance(settings.get("rows") or {}, dict)
+    ):
+        raise RunDirectoryError(
+            "the config.json of the run is not one that training wrote",
+            got=path,
+            expected="an object with model.path and model.dtype",
+        )
+    return settings

@@ -8,11 +8,13 @@ Without @step the newest checkpoint is taken. One device is enough, however many
 from __future__ import annotations
 
 import argparse
+import math
+import re
 import sys
 from collections.abc import Sequence
 
 from jaxrl_llm.checkpoint.run_export import export_run
-from jaxrl_llm.errors import UserError
+from jaxrl_llm.errors import ConfigError, UserError
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -21,13 +23,13 @@ def main(args: Sequence[str] | None = None) -> int:
     parser.add_argument("run", help="run directory, or run directory@step")
     parser.add_argument("out", help="the folder to write")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
-    parser.add_argument("--max-shard-gb", type=float, default=5.0, help="size of a file of weights")
+    parser.add_argument("--max-shard-gb", help="size of a file of weights (5)")
     parser.add_argument(
         "--adapter", action="store_true", help="the adapter alone, as PEFT reads it; else merged in"
     )
     given = parser.parse_args(args)
     run, at, step = given.run.rpartition("@")
-    if not at or not step.isdigit():
+    if not at or not re.fullmatch("[0-9]{1,18}", step):
         run, step = given.run, None
     try:
         folder, taken = export_run(
@@ -35,7 +37,7 @@ def main(args: Sequence[str] | None = None) -> int:
             given.out,
             step=None if step is None else int(step),
             dtype=given.dtype,
-            max_shard_bytes=given.max_shard_gb * 1e9,
+            max_shard_bytes=_bytes(given.max_shard_gb),
             adapter=given.adapter,
         )
     except UserError as error:
@@ -43,6 +45,18 @@ def main(args: Sequence[str] | None = None) -> int:
         return error.exit_code
     print(f"{folder}: the model of {run} at step {taken}")
     return 0
+
+
+def _bytes(gigabytes: str | None) -> float | None:
+    try:
+        size = None if gigabytes is None else float(gigabytes)
+    except ValueError:
+        size = math.nan
+    if size is not None and not 0 < size < math.inf:
+        raise ConfigError(
+            "bad --max-shard-gb", got=repr(gigabytes)[:80], expected="a finite number > 0"
+        )
+    return None if size is None else size * 1e9
 
 
 if __name__ == "__main__":

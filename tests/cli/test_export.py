@@ -15,9 +15,13 @@ import optax
 import pytest
 from tiny_model import write_tiny_model
 
+from jaxrl_llm.checkpoint import run_export
 from jaxrl_llm.checkpoint.huggingface import load_config, load_params
 from jaxrl_llm.checkpoint.manager import CheckpointManager
+from jaxrl_llm.checkpoint.run_export import _cast
+from jaxrl_llm.checkpoint.run_params import saved_steps
 from jaxrl_llm.cli.export import main
+from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.trainers.state import TrainState
 
 
@@ -83,3 +87,113 @@ def test_mistakes_are_one_line(run, tmp_path, capsys, change, said):
 
     assert re.search(said, error)
     assert not (tmp_path / "out").exists()
+
+
+def everything(root):
+    return {p: p.read_bytes() if p.is_file() else None for p in root.rglob("*")}
+
+
+def refused(capsys, arguments, said):
+    assert main([str(a) for a in arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and error.startswith("error: ")
+    assert re.search(said, error), error
+
+
+def test_a_run_and_its_base_are_never_replaced(run, tmp_path, capsys, monkeypatch):
+    (tmp_path / "link").symlink_to("base")
+    monkeypatch.chdir(tmp_path / "base")
+    before = everything(tmp_path)
+    outs = {
+        tmp_path / "base": "began with",
+        tmp_path / "link": "began with",
+        tmp_path / "run" / ".." / "base": "began with",
+        "../link/": "began with",
+        run: "place of the run",
+        "../run": "place of the run",
+        run / "checkpoints": "place of the run",
+        run / "checkpoints" / "11": "place of the run",
+        run / "checkpoints" / "5" / "new": "place of the run",
+        tmp_path: "holds other files",
+    }
+    for out, said in outs.items():
+        refused(capsys, [run, out], said)
+    assert everything(tmp_path) == before
+
+
+def test_what_else_a_run_began_with(run, tmp_path, capsys):
+    settings = json.loads((run / "config.json").read_text())
+    settings |= {"critic": {"path": str(tmp_path / "critic")}, "rewards": {"path": None}}
+    (run / "config.json").write_text(json.dumps(settings))
+    refused(capsys, [run, tmp_path / "critic"], "began with")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [],
+        {},
+        5,
+        None,
+        {"model": []},
+        {"model": {"path": 5, "dtype": "float32"}},
+        {"model": {"path": "base"}},
+        {"model": {"path": "base", "dtype": "float31"}},
+        {"model": {"path": "base", "dtype": ["float32"]}},
+        {"model": {"path": "base", "dtype": "float32"}, "rows": [1]},
+        {"model": {"path": "base", "dtype": "float32"}, "lora": {}},
+        {"model": {"path": "base", "dtype": "float32"}, "lora": [1]},
+        {"model": {"path": "base", "dtype": "float32"}, "lora": {"targets": 5}},
+        {"model": {"path": "base", "dtype": "float32"}, "lora": {"targets": [], "rank": "x"}},
+        {"model": {"path": "base", "dtype": "float32"}, "reward": {}},
+    ],
+)
+def test_a_config_that_training_did_not_write(run, tmp_path, capsys, settings):
+    (run / "config.json").write_text(json.dumps(settings))
+    refused(capsys, [run, tmp_path / "out"], "the run")
+    assert not (tmp_path / "out").exists()
+
+
+def test_arguments_without_sense(run, tmp_path, capsys):
+    out = tmp_path / "out"
+    for size in ("0", "-1", "nan", "inf", "x", ""):
+        refused(capsys, [run, out, f"--max-shard-gb={size}"], "bad --max-shard-gb")
+    for step in ("²", "x", "-1", "5.0", "٥", "9" * 30):
+        refused(capsys, [f"{run}@{step}", out], "not a run directory")
+    refused(capsys, [run, out, "--adapter"], "trained no adapter")
+    settings = json.loads((run / "config.json").read_text())
+    settings |= {"lora": {"rank": 2, "targets": ["q"]}}
+    (run / "config.json").write_text(json.dumps(settings))
+    refused(capsys, [run, out, "--adapter", "--max-shard-gb=1"], "one file")
+    (run / "config.json").write_text(json.dumps(settings | {"reward": {}}))
+    refused(capsys, [run, out, "--adapter"], "score head")
+    assert not out.exists()
+
+
+def test_other_names_among_the_checkpoints_are_no_steps(run):
+    for name in ("²", "007", "٧", "9" * 40):
+        (run / "checkpoints" / name).mkdir()
+    assert saved_steps(run) == [5, 10]
+
+
+def test_a_cast_never_makes_an_infinity():
+    tree = {"embed": jnp.asarray([1.0, -70000.0]), "layers": {"q": jnp.asarray([3.4e38])}}
+    with pytest.raises(ConfigError, match=r"float16: embed .*7e\+04.*--dtype=bfloat16"):
+        _cast(tree, "float16")
+    with pytest.raises(ConfigError, match=r"bfloat16: layers\.q .*--dtype=float32"):
+        _cast({"layers": {"q": jnp.asarray([3.4e38])}}, "bfloat16")
+    same = _cast(tree, None)
+    assert same["embed"] is tree["embed"]
+    made = _cast({"a": jnp.asarray([65504.0, 1e-9])}, "float16")["a"]
+    np.testing.assert_array_equal(made, np.asarray([65504, 0], np.float16))
+
+
+def test_the_head_of_a_critic_stays_behind(run, tmp_path, monkeypatch):
+    decoder = load_params(tmp_path / "base", load_config(tmp_path / "base"))
+    trained = {"decoder": decoder, "score": {"weight": jnp.ones((1, 24))}}
+    monkeypatch.setattr(run_export, "restore_trained", lambda run, step: trained)
+    assert main([str(run), str(tmp_path / "out")]) == 0
+    architectures = json.loads((tmp_path / "out" / "config.json").read_text())["architectures"]
+    assert architectures == ["LlamaForCausalLM"]
+    new = load_params(tmp_path / "out", load_config(tmp_path / "out"))
+    jax.tree.map(np.testing.assert_array_equal, new, decoder)
