@@ -69,7 +69,8 @@ class ModelConfig:
         max_position_embeddings: the longest context that the model was trained for.
         context: the longest sequence of this run, prompt and completion. Only the scalings
             "dynamic" and "longrope" look at it: it fixes their frequencies once, so that sampler
-            and trainer agree at every token. None: `max_position_embeddings`.
+            and trainer agree at every token. None: rows within the original context are computed,
+            longer ones are refused.
         microbatches: of this run: pieces of a batch of rows that are on their way through layers
             stacked as stages of a pipeline; other layers don't look at it.
         rms_norm_eps: ε of the RMS norms.

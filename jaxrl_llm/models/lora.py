@@ -14,6 +14,7 @@ number of adapters go over one base. `checkpoint/adapters.py` writes and reads P
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -51,11 +52,11 @@ class LoraConfig:
     dora: bool = False
 
     def __post_init__(self) -> None:
-        if self.rank < 1 or self.alpha <= 0:
+        if self.rank < 1 or not 0 < self.alpha < math.inf:
             raise ConfigError(
                 "bad LoRA settings",
                 got=f"rank {self.rank}, alpha {self.alpha}",
-                expected="rank ≥ 1 and alpha > 0",
+                expected="rank ≥ 1 and a finite alpha > 0",
             )
         unknown = [target for target in self.targets if target not in TARGETS]
         if unknown or not self.targets:
@@ -64,6 +65,9 @@ class LoraConfig:
                 got=", ".join(unknown) or None,
                 expected="some of " + ", ".join(TARGETS),
             )
+
+        if len(set(self.targets)) < len(self.targets):
+            raise ConfigError("LoRA has a target twice", got=", ".join(self.targets))
 
     @property
     def scale(self) -> float:

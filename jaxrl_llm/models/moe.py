@@ -119,7 +119,7 @@ def load_balancing_loss(stats: RouterStats) -> Float[Array, ""]:
 def assigned_shares(stats: RouterStats) -> Float[Array, " E"]:
     """f_e: assignments to each expert per token, over all layers."""
     assignments = stats.assignments.reshape(-1, stats.assignments.shape[-1])
-    return jnp.sum(assignments, axis=0) / jnp.sum(stats.tokens)
+    return jnp.sum(assignments, axis=0) / jnp.maximum(jnp.sum(stats.tokens), 1)
 
 
 def load_balancing_part(
@@ -133,13 +133,13 @@ def load_balancing_part(
     """
     experts = shares.shape[0]
     probabilities = jnp.sum(stats.probabilities.reshape(-1, experts), axis=0)
-    return experts * jnp.sum(shares * probabilities) / tokens
+    return experts * jnp.sum(shares * probabilities) / jnp.maximum(tokens, 1)
 
 
 def z_loss(stats: RouterStats) -> Float[Array, ""]:
     """Mean of logsumexp(router logits)² over tokens and layers (ST-MoE,
     https://arxiv.org/abs/2202.08906, Eq. 5)."""
-    return jnp.sum(stats.z) / jnp.sum(stats.tokens)
+    return jnp.sum(stats.z) / jnp.maximum(jnp.sum(stats.tokens), 1)
 
 
 def router_metrics(stats: RouterStats) -> dict[str, Float[Array, ""]]:

@@ -7,6 +7,7 @@ The frequencies depend on the configuration alone, so they are NumPy constants o
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 
@@ -14,14 +15,19 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxrl_llm.errors import ModelError
 from jaxrl_llm.models.config import ModelConfig, RopeScaling
+from jaxrl_llm.models.hf_rope import BETA_FAST, BETA_SLOW
 from jaxrl_llm.models.layers import accumulation_dtype
 
 Frequencies = Float[np.ndarray, " half"]
 
 
 def inverse_frequencies(
-    config: ModelConfig, kind: str = "global", dtype: jnp.dtype = jnp.float32
+    config: ModelConfig,
+    kind: str = "global",
+    dtype: jnp.dtype = jnp.float32,
+    length: int | None = None,
 ) -> tuple[Frequencies, float]:
     """Radians per position of each rotated pair, and the factor on cos and sin.
 
@@ -29,6 +35,11 @@ def inverse_frequencies(
 
     Args:
         kind: "global", or "local" for the embedding of windowed layers, which is never stretched.
+        length: no position is as large; it decides where the frequencies depend on the length of
+            the context and `config.context` is None.
+
+    Raises:
+        ModelError: they depend on the length of the context, and that isn't known.
     """
     rotated = int(config.head_dim * config.partial_rotary_factor)
     theta = config.rope_theta
@@ -40,6 +51,8 @@ def inverse_frequencies(
     scaling = config.rope_scaling
     if scaling is None or kind == "local":
         return plain, 1.0
+    if scaling.kind in _BY_LENGTH:
+        config = _BY_LENGTH[scaling.kind](scaling, config, length)
     stretched, factor = SCALINGS[scaling.kind](plain, scaling, config)
     return stretched.astype(dtype), float(factor)
 
@@ -49,14 +62,19 @@ def rotary_tables(
     config: ModelConfig,
     dtype: jnp.dtype = jnp.float32,
     kind: str = "global",
+    length: int | None = None,
 ) -> tuple[Float[Array, "*n half"], Float[Array, "*n half"]]:
-    """cos and sin of every position's angles, in at least float32; kind "none": no rotation."""
+    """cos and sin of every position's angles, in at least float32; kind "none": no rotation.
+
+    Args:
+        length: as in `inverse_frequencies`, where "length" decides.
+    """
     wide = accumulation_dtype(dtype)
     if kind == "none":
         half = int(config.head_dim * config.partial_rotary_factor) // 2
         shape = (*positions.shape, half)
         return jnp.ones(shape, wide), jnp.zeros(shape, wide)
-    frequencies, factor = inverse_frequencies(config, kind, wide)
+    frequencies, factor = inverse_frequencies(config, kind, wide, length)
     frequencies = frequencies.reshape((1,) * positions.ndim + (-1,))
     angles = positions.astype(wide)[..., None] * frequencies
     if factor == 1.0:
@@ -110,7 +128,7 @@ def _yarn(plain: Frequencies, scaling: RopeScaling, config: ModelConfig):
         """The (fractional) pair that turns so often within the original context."""
         return rotated * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = pair_of(scaling.beta_fast or 32.0), pair_of(scaling.beta_slow or 1.0)
+    low, high = pair_of(scaling.beta_fast or BETA_FAST), pair_of(scaling.beta_slow or BETA_SLOW)
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rotated - 1)
@@ -135,10 +153,36 @@ def _llama3(plain: Frequencies, scaling: RopeScaling, config: ModelConfig):
     return (1.0 - smooth) * plain / factor + smooth * plain, 1.0
 
 
+def _dynamic_length(scaling: RopeScaling, config: ModelConfig, length: int | None) -> ModelConfig:
+    """Unstretched up to the trained context, without which no sampler goes on."""
+    if config.context is None and (length or 0) > config.max_position_embeddings:
+        raise _unknown_length(scaling, config.max_position_embeddings)
+    return config
+
+
+def _longrope_length(scaling: RopeScaling, config: ModelConfig, length: int | None) -> ModelConfig:
+    """Rows within the original context take the short factors. Of longer rows it isn't known how
+    long the texts that are packed into them are."""
+    original = _original(scaling, config)
+    if config.context is not None or scaling.short_factor == scaling.long_factor:
+        return config
+    if config.max_position_embeddings <= original or (length is not None and length <= original):
+        return dataclasses.replace(config, context=original)
+    raise _unknown_length(scaling, original)
+
+
+def _unknown_length(scaling: RopeScaling, original: int) -> ModelError:
+    return ModelError(
+        f"the model's rotary embedding ({scaling.kind}) depends on how long the longest sequence "
+        "is, which nothing says here",
+        expected=f"rows of at most {original} tokens, or ModelConfig.context set",
+    )
+
+
 def _longrope(plain: Frequencies, scaling: RopeScaling, config: ModelConfig):
     """LongRoPE (https://arxiv.org/abs/2402.13753): a searched factor for every pair."""
     original, factor = _original(scaling, config), _factor(scaling, config)
-    long = (config.context or config.max_position_embeddings) > original
+    long = (config.context or config.max_position_embeddings) > original  # `_longrope_length`
     chosen = scaling.long_factor if long else scaling.short_factor
     magnitude = scaling.attention_factor
     if magnitude is None:
@@ -156,6 +200,11 @@ def _factor(scaling: RopeScaling, config: ModelConfig) -> float:
     return config.max_position_embeddings / _original(scaling, config)
 
 
+# Kinds whose frequencies depend on the length of the context → the configuration that tells it.
+_BY_LENGTH: dict[str, Callable[[RopeScaling, ModelConfig, int | None], ModelConfig]] = {
+    "dynamic": _dynamic_length,
+    "longrope": _longrope_length,
+}
 # Kind → (frequencies, scaling, config) → (stretched frequencies, factor on cos and sin).
 SCALINGS: dict[str, Callable] = {
     "linear": _linear,

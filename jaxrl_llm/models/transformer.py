@@ -216,7 +216,8 @@ def layer_inputs(
     dtype: jnp.dtype,
 ) -> Callable[[dict[str, Any]], tuple[Array, Array, Array]]:
     """A function from one layer's flags to its cos, sin [N, T, half] and allowed [N, T, T]."""
-    tables = [rotary_tables(positions, config, dtype, kind) for kind in _rope_kinds(config)]
+    length = positions.shape[1]
+    tables = [rotary_tables(positions, config, dtype, kind, length) for kind in _rope_kinds(config)]
     allowed = causal_segments(positions, segment_ids, prefix_ids)
     window = config.sliding_window
     near = None if window is None else allowed & within_window(positions, window)

@@ -212,7 +212,7 @@ def router_loss(
     shares, total = routed
     balance = load_balancing_part(stats, shares, total)
     metrics["router/load_balancing_loss/sum"] = (jax.lax.stop_gradient(balance), one)
-    part = config.balance_coef * balance + config.z_coef * jnp.sum(stats.z) / total
+    part = config.balance_coef * balance + config.z_coef * jnp.sum(stats.z) / jnp.maximum(total, 1)
     return part, metrics
 
 

@@ -200,7 +200,7 @@ def test_peft_computes_the_same_from_our_folder(variant, tmp_path):
     assert gap < 1e-4 < 0.05 < change
 
 
-def test_what_has_no_peft_form_is_refused():
+def test_what_has_no_form_is_refused():
     config, params = family_model("phi3")
     lora = LoraConfig(rank=2, targets=("q",))
     adapter = init_adapter(config, lora, jax.random.key(0), params)
@@ -211,6 +211,11 @@ def test_what_has_no_peft_form_is_refused():
         init_adapter(config, PLAIN, jax.random.key(0))
     with pytest.raises(ConfigError, match=r"unknown LoRA targets.*router"):
         LoraConfig(targets=("router",))
+    with pytest.raises(ConfigError, match="twice"):
+        LoraConfig(targets=("q", "q"))
+    for alpha in (0, -1, float("inf"), float("nan")):
+        with pytest.raises(ConfigError, match="alpha"):
+            LoraConfig(alpha=alpha)
 
 
 def test_gradients_equal_the_full_ones_restricted_in_float64():

@@ -170,6 +170,14 @@ def test_an_even_router_has_the_least_load_balancing_loss():
     assert float(load_balancing_loss(skewed)) > 2.5
 
 
+def test_without_a_counted_token_the_losses_are_0():
+    none = moe.RouterStats(jnp.zeros(4), jnp.zeros(4), jnp.float32(0), jnp.float32(0))
+    found = [load_balancing_loss(none), z_loss(none), *router_metrics(none).values()]
+    assert [float(value) for value in found] == [0, 0, 0, 0, 0, 1]  # all experts are idle
+    loss = lambda p: load_balancing_loss(dataclasses.replace(none, probabilities=p))  # noqa: E731 - short
+    np.testing.assert_array_equal(jax.grad(loss)(jnp.zeros(4)), jnp.zeros(4))
+
+
 def test_a_model_gives_statistics_of_every_layer_without_padding():
     config, params = tiny_model(
         num_experts=4, experts_per_token=2, expert_size=8, family="qwen3_moe"
