@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One step of each kind of training on any mesh, and on one device: `from mesh_problems import …`.
 
-Run as a program with float64 (`JAX_ENABLE_X64=1`) it prints the distances of one problem on several
-meshes as JSON: ``python mesh_problems.py PROBLEM MESH …``, a mesh as "data=2,tensor=4".
+Run as a program (with `JAX_ENABLE_X64=1`) it prints the distances of one problem on several meshes
+as JSON: ``python mesh_problems.py PROBLEM float64,float32 MESH …``, a mesh as "data=2,tensor=4".
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ RICH = ModelConfig(
     logit_softcap=20.0,
 )
 PLAIN = ModelConfig(64, 32, 48, 4, 4, 2, 8, tie_word_embeddings=True)
+# No weight has the shape of an activation, whole or split in two.
+TELLING = dataclasses.replace(PLAIN, head_dim=12, intermediate_size=80)
 EXPERTS = dataclasses.replace(
     PLAIN, qk_norm="all", num_experts=4, experts_per_token=2, expert_size=16
 )
@@ -157,12 +159,13 @@ def critic_problem(config: ModelConfig, dtype):
 PROBLEMS = {
     "rl": functools.partial(rl_problem, RICH),
     "rl_plain": functools.partial(rl_problem, PLAIN),
+    "rl_telling": functools.partial(rl_problem, TELLING),
     "rl_experts": functools.partial(rl_problem, EXPERTS),
     "sft": functools.partial(sft_problem, PLAIN),
     "preference": functools.partial(preference_problem, PLAIN),
     "critic": functools.partial(critic_problem, PLAIN),
 }
-MODELS = {"rl": RICH, "rl_experts": EXPERTS}
+MODELS = {"rl": RICH, "rl_experts": EXPERTS, "rl_telling": TELLING}
 
 
 def micro_batches(batch):
@@ -243,7 +246,8 @@ def parse(text: str) -> MeshConfig:
 
 if __name__ == "__main__":
     found = {}
-    for text in sys.argv[2:]:
-        far = distances(sys.argv[1], "float64", parse(text))
-        found[text] = max(far.items(), key=lambda pair: pair[1])
+    for dtype in sys.argv[2].split(","):
+        for text in sys.argv[3:]:
+            far = distances(sys.argv[1], dtype, parse(text))
+            found[f"{dtype} {text}"] = max(far.items(), key=lambda pair: pair[1])
     print(json.dumps(found))
