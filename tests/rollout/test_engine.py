@@ -361,6 +361,7 @@ def test_peak_memory_grows_with_live_tokens(tiny_config, tiny_params):
     holds a view that follows the tokens there are."""
     config = dataclasses.replace(tiny_config, max_position_embeddings=16384)
     engine = make_engine(config, tiny_params, max_new_tokens=8192)
+    list(engine.generate([Request(prompt(9, 0), SamplingParams(max_tokens=1), uid=0)]))  # the pool
     gc.collect()
     live = lambda: sum(x.nbytes for x in jax.live_arrays())  # noqa: E731 - short
     idle, peaks = live(), {}

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sampler gives its memory back between two batches."""
 
+import gc
+
 import jax
 import pytest
 
@@ -12,6 +14,7 @@ from jaxrl_llm.types import Prompt
 
 def test_weights_and_pages_are_freed_and_come_back(tiny_config, tiny_params):
     size = lambda: sum(x.nbytes for x in jax.live_arrays())  # noqa: E731
+    gc.collect()
     before = size()
     sizes = {"max_prompt_tokens": 8, "max_new_tokens": 8, "slots": 16}
     engine = Engine(tiny_config, tiny_params, EngineConfig(**sizes))
