@@ -128,7 +128,8 @@ def load_score_folder(folder: str | pathlib.Path, dtype: DTypeLike = jnp.float32
     )
     score = {key: jnp.asarray(value.astype(jnp.dtype(dtype))) for key, value in head.items()}
     params = {"decoder": decoder, "score": score}
-    return ScoringModel(config, params, tokenizers.from_folder(folder))
+    tokenizer = tokenizers.from_folder(folder).for_rows(config.vocab_size, folder)
+    return ScoringModel(config, params, tokenizer)
 
 
 def is_score_folder(folder: pathlib.Path) -> bool:
