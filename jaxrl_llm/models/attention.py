@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.models.layers import accumulation_dtype, soft_cap
 
-_QUERIES = 64  # of a block, the fastest of 64, 128 and all on a CPU
+QUERIES = 64  # of a block, the fastest of 64, 128 and all on a CPU
 _MOST_BLOCKS = 16  # each is compiled
 
 
@@ -72,19 +72,37 @@ def causal_attention(
     """
     part = functools.partial(masked_attention, scale=scale, softcap=softcap)
     length = q.shape[1]
-    if length <= _QUERIES:
+    if length <= QUERIES:
         return part(q, k, v, allowed)
-    # Within a scan over layers the two passes are separate programs: nothing to be merged.
-    part = jax.checkpoint(part, prevent_cse=False)
-    block = -(-length // (_MOST_BLOCKS * _QUERIES)) * _QUERIES
-    return jnp.concatenate(
-        [
-            part(q[:, start:end], k[:, :end], v[:, :end], allowed[:, start:end, :end])
-            for start in range(0, length, block)
-            for end in [min(start + block, length)]
-        ],
-        axis=1,
-    )
+    block = _block(length)
+
+    def of_block(start: int) -> Array:
+        end = min(start + block, length)
+
+        # Keys and values are cut inside, so that all blocks keep the same two arrays. Within a scan
+        # over layers the two passes are separate programs: nothing to be merged.
+        @functools.partial(jax.checkpoint, prevent_cse=False)
+        def attend(q, k, v, allowed):
+            return part(q, k[:, :end], v[:, :end], allowed[:, start:end, :end])
+
+        return attend(q[:, start:end], k, v, allowed)
+
+    return jnp.concatenate([of_block(start) for start in range(0, length, block)], axis=1)
+
+
+def _block(length: int) -> int:
+    return -(-length // (_MOST_BLOCKS * QUERIES)) * QUERIES
+
+
+def keys_read(length: int | float) -> float:
+    """How many keys `causal_attention` reads for a query, on average over a row."""
+    if length <= QUERIES:
+        return float(length)
+    length = int(length)
+    block = _block(length)
+    starts = range(0, length, block)
+    ends = [min(start + block, length) for start in starts]
+    return sum((end - start) * end for start, end in zip(starts, ends, strict=True)) / length
 
 
 def causal_segments(

@@ -14,6 +14,7 @@ import dataclasses
 import math
 from typing import Literal
 
+from jaxrl_llm.models.attention import QUERIES, keys_read
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.heads import VOCAB_CHUNK
 
@@ -95,8 +96,11 @@ class Pass:
         """FLOPs that the programs compute: all places and keys, layers again under `remat`."""
         model = self.model
         head = 2.0 * model.vocab_size * model.hidden_size
-        layers = plain_flops(model, self.width) - head
+        attention = plain_flops(model, keys_read(self.width)) - plain_flops(model, 0)
+        layers = plain_flops(model, 0) - head + attention
         times = TIMES[self.kind] * layers
+        if self.kind == "update" and self.width > QUERIES:
+            times += attention / 2  # scores are formed again in the backward pass
         if self.remat:
             times += layers - last_product_flops(model)
         # The head works chunk by chunk, the last of which is moved back over rows done before; its

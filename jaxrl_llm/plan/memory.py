@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType
 
+from jaxrl_llm.models.attention import QUERIES
 from jaxrl_llm.models.axes import axis_sizes, tree_axes
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.heads import VOCAB_CHUNK
@@ -134,7 +135,8 @@ def kept_per_token(model: ModelConfig, width: int, size: int, tensor: int) -> fl
     """Bytes that one layer keeps of each token for its backward pass, on one device.
 
     Of each norm its input and quotient in float32 and its output; of each product what it is
-    multiplied with; of attention q, k, v, the softmax in float32 and again as it is multiplied.
+    multiplied with; of attention q, k, v, and in rows of one block of queries the softmax in
+    float32 and again as it is multiplied.
     """
     d, f = model.hidden_size, model.intermediate_size
     q = model.num_heads * model.head_dim / tensor
@@ -144,12 +146,13 @@ def kept_per_token(model: ModelConfig, width: int, size: int, tensor: int) -> fl
     total += size * (3 * d + q + 2 * kv + q)  # inputs of q, k, v; rotated q, k; v; input of o
     if model.qk_norm is not None:
         total += (2 * WIDE + size) * (q + kv)
-    scores = model.num_heads / tensor * width
-    total += scores * (WIDE + size)
-    if model.attention_softcap is not None:
-        total += scores * 2 * WIDE  # tanh, and 1 − tanh
+    if width <= QUERIES:  # longer rows compute their scores again
+        scores = model.num_heads / tensor * width
+        total += scores * (WIDE + size)
+        if model.attention_softcap is not None:
+            total += scores * 2 * WIDE  # tanh, and 1 − tanh
     if any(t.window for t in model.layers) and not all(t.window for t in model.layers):
-        total += scores * 2  # which mask a layer has is known inside the loop only: a byte, twice
+        total += 2 * width  # which mask a layer has is known inside the loop only: a byte, twice
     if model.num_experts:
         f = model.expert_size * model.experts_per_token
         total += model.experts_per_token * size * d
