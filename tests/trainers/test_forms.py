@@ -121,7 +121,8 @@ def test_router_losses_are_those_of_the_whole_batch_however_it_is_cut():
     expected = jax.tree.map(jnp.add, plain, jax.grad(direct)(params))
     whole, _ = gradient(with_losses, params, None, batch, layout="padded", micro=1024)
     assert distance(whole, expected) < 1e-5
-    for layout, micro in (("padded", 32), ("packed", 48), ("shared_prefix", 1)):
+    # The longer list of cuts, without router losses, is that of test_update.py.
+    for layout, micro in (("padded", 32), ("shared_prefix", 1)):
         cut, _ = gradient(with_losses, params, None, batch, layout=layout, micro=micro)
         assert distance(cut, whole) < 1e-5, layout
     assert distance(plain, whole) > 1e-2
