@@ -396,3 +396,28 @@ def test_the_import_costs_no_trainer():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapter:
+    rank: int = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """A group that is off, and a setting that it does not go with."""
+
+    moves: int = 2
+    adapter: Adapter | None = None
+
+    def __post_init__(self) -> None:
+        if self.adapter is not None and self.moves:
+            raise ConfigError("both", expected="one")
+
+
+def test_a_group_that_is_off_is_made_before_anything_is_validated():
+    for args in (["--adapter.rank=4", "--moves=0"], ["--moves=0", "--adapter.rank=4"]):
+        assert configs.apply_overrides(Fit(), args) == Fit(0, Adapter(4))
+    with pytest.raises(ConfigError, match="both"):
+        configs.apply_overrides(Fit(), ["--adapter.rank=4"])
+    assert configs.apply_overrides(Fit(), ["--moves=1"]).adapter is None

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import copy
 import dataclasses
 import difflib
 import io
@@ -60,18 +61,24 @@ def _rebuild(node: Any, changes: dict[str, Any]) -> Any:
 
 
 def _with_groups(config: Config, names: Sequence[str]) -> Config:
-    """Groups that are None and of which a field is set (`--lora.rank=16`), with their defaults."""
+    """Groups that are None and of which a field is set (`--lora.rank=16`), with their defaults.
+
+    Nothing is validated yet: other overrides may be what makes the group fit.
+    """
     for field in fields(config):
         group = optional_group(field)
         if group is not None and any(name.startswith(field.name + ".") for name in names):
-            tree: dict[str, Any] = {}
-            *path, leaf = field.name.split(".")
-            node = tree
-            for part in path:
-                node = node.setdefault(part, {})
-            node[leaf] = group()
-            config = _rebuild(config, tree)
+            config = _put(config, field.name.split("."), group())
     return config
+
+
+def _put(node: Any, path: Sequence[str], value: Any) -> Any:
+    """A copy of a frozen dataclass with one field changed, which is not validated."""
+    changed = copy.copy(node)
+    if len(path) > 1:
+        value = _put(getattr(node, path[0]), path[1:], value)
+    object.__setattr__(changed, path[0], value)
+    return changed
 
 
 def _split_args(args: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
