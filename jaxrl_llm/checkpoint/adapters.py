@@ -21,7 +21,7 @@ from jaxrl_llm.checkpoint.tensor_files import TensorFiles
 from jaxrl_llm.errors import ModelError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import TARGETS, Adapter, LoraConfig, adapter_shapes
-from jaxrl_llm.text.tokenizer import read_json
+from jaxrl_llm.text.files import read_json
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _SUFFIX = {"a": ".lora_A.weight", "b": ".lora_B.weight", "magnitude": ".lora_magnitude_vector"}

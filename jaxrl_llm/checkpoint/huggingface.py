@@ -24,7 +24,8 @@ from jaxrl_llm.errors import ModelError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.hf_config import config_from_hf, config_to_hf
 from jaxrl_llm.models.transformer import Params
-from jaxrl_llm.text.tokenizer import Tokenizer, read_json
+from jaxrl_llm.text.files import read_json
+from jaxrl_llm.text.tokenizer import Tokenizer
 
 
 def load_config(folder: str | pathlib.Path) -> ModelConfig:

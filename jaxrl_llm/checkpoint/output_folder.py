@@ -89,8 +89,11 @@ def _strangers(folder: pathlib.Path, files: re.Pattern[str]) -> list[str]:
     """Entries that this module's callers never write: other names, folders, links, pipes."""
     if not folder.exists():
         return []
-    ours = lambda p: files.fullmatch(p.name) and p.is_file() and not p.is_symlink()  # noqa: E731
-    return sorted(path.name for path in folder.iterdir() if not ours(path))
+    return sorted(
+        path.name
+        for path in folder.iterdir()
+        if not files.fullmatch(path.name) or path.is_symlink() or not path.is_file()
+    )
 
 
 def _sibling(place: pathlib.Path, process: int | str) -> pathlib.Path:

@@ -74,7 +74,7 @@ def export_run(
     step = saved_steps(run)[-1] if step is None else step
     trained = restore_trained(run, step)
     head = trained.get("score")
-    part = trained if head is None else trained.get("decoder", trained.get("adapter"))
+    part = trained if head is None else trained["decoder"]
     scoring = "reward" in settings
     if part is None or (scoring and head is None):
         raise RunDirectoryError(f"step {step} is not of the run that config.json tells of", got=run)
@@ -181,9 +181,8 @@ def adapter_settings(settings: Mapping[str, Any]) -> LoraConfig | None:
 def _base(settings: Mapping[str, Any], with_params: bool) -> _Base:
     path, dtype = settings["model"]["path"], jnp.dtype(settings["model"]["dtype"])
     scoring = "reward" in settings
-    folder = pathlib.Path(os.path.expanduser(path))
-    if scoring and os.path.exists(folder) and is_score_folder(folder):
-        model = load_score_folder(folder, dtype)
+    if scoring and is_score_folder(path):
+        model = load_score_folder(path, dtype)
         config, tokenizer, decoder = model.config, model.tokenizer, model.params["decoder"]
     elif with_params:
         model = load(path, dtype)
@@ -198,13 +197,11 @@ def _base(settings: Mapping[str, Any], with_params: bool) -> _Base:
 
 
 def _check_shapes(run, step: int, decoder: Params, config: ModelConfig, *, headless: bool) -> None:
-    shapes = lambda tree: jax.tree.map(lambda x: x.shape, tree)  # noqa: E731
     expected = abstract_params(config)
     if headless:
         expected = {name: x for name, x in expected.items() if name != "head"}
-    if jax.tree.structure(decoder) != jax.tree.structure(expected) or shapes(decoder) != shapes(
-        expected
-    ):
+    found, wanted = (jax.tree.map(lambda x: x.shape, tree) for tree in (decoder, expected))
+    if found != wanted:
         raise RunDirectoryError(
             f"the parameters of step {step} can't be restored: they are of another model",
             got=run,

@@ -27,7 +27,8 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.hf_config import config_from_hf
 from jaxrl_llm.models.transformer import Params
 from jaxrl_llm.text import tokenizer as tokenizers
-from jaxrl_llm.text.tokenizer import Tokenizer, read_json
+from jaxrl_llm.text.files import read_json, user_path
+from jaxrl_llm.text.tokenizer import Tokenizer
 
 _KINDS = {1: "ForSequenceClassification", 2: "ForTokenClassification"}
 _LABELS = {1: {"0": "reward"}, 2: {"0": "wrong", "1": "right"}}
@@ -97,7 +98,7 @@ def load_score_folder(folder: str | pathlib.Path, dtype: DTypeLike = jnp.float32
     Raises:
         ModelError: it is of another kind, damaged, or of a family that is not supported.
     """
-    folder = pathlib.Path(folder)
+    folder = user_path(folder) or pathlib.Path(folder)
     attributes = read_json(folder / "config.json")
     architecture = _architecture(attributes)
     kind = next((k for k in _KINDS.values() if architecture.endswith(k)), None)
@@ -132,9 +133,11 @@ def load_score_folder(folder: str | pathlib.Path, dtype: DTypeLike = jnp.float32
     return ScoringModel(config, params, tokenizer)
 
 
-def is_score_folder(folder: pathlib.Path) -> bool:
-    """Whether a folder's config.json says that it is a classifier of a kind that is read."""
-    if not (folder / "config.json").is_file():
+def is_score_folder(name: str | pathlib.Path) -> bool:
+    """Whether a name is that of a folder whose config.json says that it is a classifier of a kind
+    that is read."""
+    folder = user_path(name)
+    if folder is None or not (folder / "config.json").is_file():
         return False
     named = _architecture(read_json(folder / "config.json"))
     return named.endswith(tuple(_KINDS.values()))

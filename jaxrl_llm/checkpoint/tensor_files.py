@@ -12,7 +12,7 @@ import numpy as np
 import safetensors
 
 from jaxrl_llm.errors import ModelError
-from jaxrl_llm.text.tokenizer import read_json
+from jaxrl_llm.text.files import read_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -76,7 +76,8 @@ class TensorFiles:
     def _add(self, file: str) -> list[str]:
         """Take the tensors of a file; their names."""
         with self._open(file) as opened:
-            held = [name for name in opened.keys() if not _BUFFERS.fullmatch(name)]  # noqa: SIM118
+            names = opened.keys()  # an open file can't be iterated over
+            held = [name for name in names if not _BUFFERS.fullmatch(name)]
             for name in held:
                 part = opened.get_slice(name)
                 if part.get_dtype() not in _FLOATS:

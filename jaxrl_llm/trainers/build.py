@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -262,8 +261,8 @@ def build_critic(
     decoder_vocabulary, context = model_config.vocab_size, model_config.context
     score = {"weight": jnp.zeros((1, model_config.hidden_size), dtype)}
     decoder = params
-    if path is not None and is_score_folder(pathlib.Path(path).expanduser()):
-        model = load_score_folder(pathlib.Path(path).expanduser(), dtype)
+    if path is not None and is_score_folder(path):
+        model = load_score_folder(path, dtype)
         model_config, decoder, score = model.config, model.params["decoder"], model.params["score"]
     elif path is not None:
         other = load(path, dtype)
