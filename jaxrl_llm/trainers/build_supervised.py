@@ -6,7 +6,6 @@ learning."""
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -38,6 +37,7 @@ from jaxrl_llm.trainers.encoders import Encoded, encode_examples
 from jaxrl_llm.trainers.learner import Join, Learner, LearnState, Loss, as_is, make_learn_functions
 from jaxrl_llm.trainers.loop import Run
 from jaxrl_llm.trainers.optimizers import make_optimizer, make_schedule
+from jaxrl_llm.trainers.policy import Form
 from jaxrl_llm.trainers.preference import (
     PreferenceTrainer,
     host_slot_sums,
@@ -122,9 +122,8 @@ def load_scoring(path: str, classes: int, dtype: Any, seed: int) -> ScoringModel
     Raises:
         ModelError: as `load`; or the tokenizer has no token to pad exported batches with.
     """
-    folder = pathlib.Path(path).expanduser()
-    if is_score_folder(folder):
-        return load_score_folder(folder, dtype)
+    if is_score_folder(path):
+        return load_score_folder(path, dtype)
     model = load(path, dtype)
     padding_id(model.tokenizer)  # refuses here what an export would refuse after hours
     # A reward model has no output head.
@@ -267,7 +266,7 @@ def with_adapter(p: Pieces) -> tuple[Any, Any]:
     decoder = p.params["decoder"] if scoring else p.params
     adapter = init_adapter(p.model_config, p.config.lora, jax.random.key(p.seed), decoder)
     adapter = jax.device_put(adapter, replicated(p.mesh))
-    return ({"adapter": adapter, "score": p.params["score"]} if scoring else adapter), decoder
+    return ({"decoder": adapter, "score": p.params["score"]} if scoring else adapter), decoder
 
 
 def joined(config: Config, put_together: Callable = attach) -> Join:
@@ -276,16 +275,15 @@ def joined(config: Config, put_together: Callable = attach) -> Join:
     Args:
         put_together: `lora.attach` while training, `lora.merge` for an export.
     """
-    lora = config.lora
-    if lora is None:
+    if config.lora is None:
         return as_is
-    if isinstance(config, RewardConfig):
-        return lambda trained, decoder: {
-            "decoder": put_together(decoder, trained["adapter"], lora),
-            "score": trained["score"],
-        }
-    # Without an adapter the base is the policy that training began with: the reference.
-    return lambda adapter, base: base if adapter is None else put_together(base, adapter, lora)
+    form = Form(config.lora, scored=isinstance(config, RewardConfig))
+
+    def join(trained: Any, frozen: Any) -> Any:
+        decoder = form.decoder((trained, frozen), put_together)
+        return {"decoder": decoder, "score": trained["score"]} if form.scored else decoder
+
+    return join
 
 
 def make_trainer(p: Pieces) -> tuple[Any, UnitStream]:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -167,12 +168,8 @@ class Critic:
 
     def values(self, samples: Batch) -> np.ndarray:
         """``V(s_t)`` of the trained tokens of samples, [N, T]."""
-        plan = self.passes.plan(samples)
-        parts = [
-            self.functions.values(self.state.params, self.passes.put(micro))
-            for micro in plan.micro_batches(plan.pack(samples))
-        ]
-        return plan.unpack(np.concatenate(jax.device_get(parts)), samples.mask)
+        values = functools.partial(self.functions.values, self.state.params)
+        return self.passes.values(samples, values)
 
     def run(self, batch: Batch, step: int) -> dict[str, float]:
         """All updates of one rollout batch; `batch` has `values` and `returns`.

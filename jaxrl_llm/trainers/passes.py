@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import jax
 import numpy as np
 
 from jaxrl_llm.trainers.batching import RowPlan, take_rows
@@ -31,6 +33,15 @@ class Passes:
     minibatches: int
     group_size: int
     seed: int
+
+    def values(self, samples: Batch, function: Callable[[Batch], Any]) -> Any:
+        """What `function` gives of rows, [R, W], as [N, T] of the samples' trained tokens."""
+        plan = self.plan(samples)
+        parts = [function(self.put(micro)) for micro in plan.micro_batches(plan.pack(samples))]
+        return jax.tree.map(
+            lambda *arrays: plan.unpack(np.concatenate(arrays), samples.mask),
+            *jax.device_get(parts),
+        )
 
     def cut(self, batch: Batch, step: int, epoch: int) -> Iterator[Batch]:
         """The optimiser batches of an epoch: each prompt with its samples once, shuffled."""

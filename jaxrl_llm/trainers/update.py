@@ -98,12 +98,8 @@ class Updater:
         """What the critic expects before each trained token of samples, [N, T]."""
         if self.critic is not None:
             return self.critic.values(samples)
-        plan = self.passes.plan(samples)
-        parts = [
-            self.functions.values(self.weights, self.passes.put(micro))
-            for micro in plan.micro_batches(plan.pack(samples))
-        ]
-        return plan.unpack(np.concatenate(jax.device_get(parts)), samples.mask)
+        values = functools.partial(self.functions.values, self.weights)
+        return self.passes.values(samples, values)
 
     def logprobs(self, weights: Weights, samples: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Log-probabilities and entropies of the trained tokens of samples, [N, T]."""

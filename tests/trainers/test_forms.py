@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from float64_update import CONFIG as DENSE
+from float64_update import distance, make_rollouts
 from safetensors.numpy import load_file
 from tiny_model import write_tiny_model
 
@@ -24,7 +26,6 @@ from jaxrl_llm.train import main
 from jaxrl_llm.trainers.batching import count_targets, pad_rollouts, plan_rows
 from jaxrl_llm.trainers.critic import CriticConfig, make_critic_functions
 from jaxrl_llm.trainers.policy import Form, RouterConfig, make_train_functions, whole_batch_shares
-from jaxrl_llm.types import Prompt, Reward, Rollout
 
 EXPERTS = ModelConfig(
     61,
@@ -39,32 +40,14 @@ EXPERTS = ModelConfig(
     experts_per_token=2,
     expert_size=24,
 )
-DENSE = ModelConfig(61, 16, 24, 2, 4, 2, 8, tie_word_embeddings=True)
 BASE = ["--config=tiny_grpo.py", "--mesh.data=1", "--train.seed=3", "--train.eval_every=0"]
 
 
 def samples():
-    """Eight rollouts of two prompts, with advantages, values and returns."""
+    """Rollouts of four prompts, one of them not judged, with advantages, values and returns."""
     rng = np.random.default_rng(1)
-    made = []
-    for index in range(8):
-        if index % 4 == 0:
-            prompt = Prompt(str(index), tuple(rng.integers(0, 61, 4 + index).tolist()), "")
-        size = 3 + index % 5
-        made.append(
-            Rollout(
-                prompt=prompt,
-                sample=index % 4,
-                tokens=rng.integers(0, 61, size).astype(np.int32),
-                logp_sampler=rng.normal(-4, 1, size).astype(np.float32),
-                mask=np.ones(size, bool),
-                weights_version=np.zeros(size, np.int32),
-                finish_reason="stop",
-                reward=Reward(float(rng.normal())),
-            )
-        )
-    batch = pad_rollouts(made, longest=16)
-    draw = lambda: rng.normal(size=batch.mask.shape).astype(np.float32)  # noqa: E731
+    batch = pad_rollouts(make_rollouts(rng), longest=16)
+    draw = lambda: rng.normal(size=batch.mask.shape).astype(np.float32)  # noqa: E731 - local shorthand
     return batch.replace(advantages=draw(), values=draw(), returns=draw())
 
 
@@ -90,11 +73,6 @@ def gradient(functions, trained, frozen, batch, *, layout, micro, routed=True):
             grads, trained, frozen, part, counts, None, shares, {}, count_targets(rows.mask)
         )
     return grads, metrics
-
-
-def distance(left, right):
-    pairs = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
-    return max(float(jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b))) for a, b in pairs)
 
 
 ALGORITHM = resolve(AlgoConfig(name="grpo"), group_size=4, max_tokens=8)
