@@ -16,7 +16,7 @@ import safetensors.numpy
 from jax.typing import DTypeLike
 
 from jaxrl_llm.checkpoint.hf_names import HF_NAMES
-from jaxrl_llm.checkpoint.output_folder import output_folder
+from jaxrl_llm.checkpoint.output_folder import marked, output_folder
 from jaxrl_llm.checkpoint.tensor_files import TensorFiles
 from jaxrl_llm.errors import ModelError
 from jaxrl_llm.models.config import ModelConfig
@@ -67,9 +67,9 @@ def save_adapter(
         "use_dora": lora.dora,
         "target_modules": sorted({modules[0].rpartition(".")[2] for modules in names.values()}),
     }
-    with output_folder(folder, _FILES, "the adapter") as building:
+    with output_folder(folder, _FILES, "adapter") as building:
         (building / _CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-        safetensors.numpy.save_file(tensors, building / _WEIGHTS, metadata={"format": "pt"})
+        safetensors.numpy.save_file(tensors, building / _WEIGHTS, metadata=marked("adapter"))
         (building / _WEIGHTS).chmod((building / _CONFIG).stat().st_mode)  # as the umask says
     return pathlib.Path(folder)
 

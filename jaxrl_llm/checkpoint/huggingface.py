@@ -17,7 +17,7 @@ import safetensors.numpy
 from jax.typing import DTypeLike
 
 from jaxrl_llm.checkpoint.hf_names import HF_NAMES
-from jaxrl_llm.checkpoint.output_folder import output_folder
+from jaxrl_llm.checkpoint.output_folder import marked, output_folder
 from jaxrl_llm.checkpoint.stacking import build_params, leaf_shapes, pieces, split_params
 from jaxrl_llm.checkpoint.tensor_files import INDEX, WEIGHTS, TensorFiles
 from jaxrl_llm.errors import ModelError
@@ -98,9 +98,9 @@ def save_folder(
         The folder.
 
     Raises:
-        ModelError: the folder can't be written, or holds files that are not an export's.
+        ModelError: the folder can't be written, or holds what is not an older export.
     """
-    with output_folder(folder, MODEL_FILES, "the model") as building:
+    with output_folder(folder, MODEL_FILES, "model") as building:
         write_model(building, params, config, tokenizer, max_shard_bytes)
     return pathlib.Path(folder)
 
@@ -111,13 +111,19 @@ def write_model(
     config: ModelConfig,
     tokenizer: Tokenizer,
     max_shard_bytes: int | float = 5e9,
+    *,
+    kind: str = "model",
 ) -> None:
-    """Write the files of a model into an empty folder; arguments and errors as `save_folder`."""
+    """Write the files of a model into an empty folder; arguments and errors as `save_folder`.
+
+    Args:
+        kind: what its weights are marked as (`output_folder.marked`).
+    """
     if not max_shard_bytes > 0:
         raise ModelError("the size of a file of weights is not positive", got=max_shard_bytes)
     _write_configs(folder, params, config, tokenizer)
     _save_tokenizer(tokenizer, folder)
-    _write_weights(folder, params, config, max_shard_bytes)
+    _write_weights(folder, params, config, max_shard_bytes, kind)
 
 
 def _save_tokenizer(tokenizer: Tokenizer, folder: pathlib.Path) -> None:
@@ -148,7 +154,7 @@ def _write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
 
 
 def _write_weights(
-    folder: pathlib.Path, params: Params, config: ModelConfig, limit: int | float
+    folder: pathlib.Path, params: Params, config: ModelConfig, limit: int | float, kind: str
 ) -> None:
     sizes = _tensor_sizes(params, config)
     shards: list[list[str]] = [[]]
@@ -164,7 +170,7 @@ def _write_weights(
     for number, names in enumerate(shards, start=1):
         file = WEIGHTS if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
         part = {name: fetch[name]() for name in names}
-        safetensors.numpy.save_file(part, folder / file, metadata={"format": "pt"})
+        safetensors.numpy.save_file(part, folder / file, metadata=marked(kind))
         (folder / file).chmod((folder / "config.json").stat().st_mode)  # as the user's umask says
         files.update(dict.fromkeys(names, file))
     if count > 1:

@@ -1,6 +1,11 @@
 # SPDX-FileCopyrightText: The jaxrl_llm authors
 # SPDX-License-Identifier: Apache-2.0
-"""A folder that appears whole or not at all, and that takes the place of nothing but its like."""
+"""A folder that appears whole or not at all, and that takes the place of nothing but its like.
+
+What is written carries a mark in the metadata of its safetensors files: `marked("model")`. No other
+program writes it, and one that saves such a folder anew loses it, so a folder with the mark holds
+nothing but what was written here.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +24,27 @@ from jaxrl_llm.errors import ModelError
 
 @contextlib.contextmanager
 def output_folder(
-    folder: str | pathlib.Path, files: re.Pattern[str], what: str
+    folder: str | pathlib.Path, files: re.Pattern[str], kind: str
 ) -> Iterator[pathlib.Path]:
     """A new folder to write into, which takes its place at `folder` when the block ends well.
 
     Until then it is a hidden sibling; after an error nothing of it is left and `folder` is as it
-    was. An older folder there is replaced as a whole, if every entry of it is a plain file with a
-    name that `files` matches. Of a link to a folder the target is replaced.
+    was. An older folder there is replaced as a whole, if it is empty, or if every entry of it is a
+    plain file with a name that `files` matches and all weights carry the mark of this `kind`. Of a
+    link to a folder the target is replaced.
 
     Args:
         files: names of the files that are written.
-        what: how the errors call what is written: "the model".
+        kind: "model", "reward model" or "adapter": the mark, and what the errors call it.
 
     Raises:
-        ModelError: `folder` is something else or holds other entries, or can't be written.
+        ModelError: `folder` is something else, holds what was not written here, lies among the
+            checkpoints of a run, or can't be written.
     """
+    what = f"the {kind}"
     try:
         place = _place(pathlib.Path(folder), what)
-        _refuse_strangers(place, files, what)
+        _refuse_strangers(place, files, kind)
         place.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(OSError):
             _clear_abandoned(place, files)
@@ -45,7 +53,7 @@ def output_folder(
         building.mkdir()
         try:
             yield building
-            _refuse_strangers(place, files, what)  # it may have been filled meanwhile
+            _refuse_strangers(place, files, kind)  # it may have been filled meanwhile
             _swap(building, place)
         finally:
             shutil.rmtree(building, ignore_errors=True)
@@ -70,10 +78,22 @@ def _place(folder: pathlib.Path, what: str) -> pathlib.Path:
             got=place,
             hint="a new folder",
         )
+    run = next((p.parent for p in (place, *place.parents) if _holds_steps(p)), None)
+    if run is not None:
+        raise ModelError(
+            f"{what} can't be written among the checkpoints of a run",
+            got=place,
+            hint=f"{run / 'export'}, or any other folder",
+        )
     return place
 
 
-def _refuse_strangers(place: pathlib.Path, files: re.Pattern[str], what: str) -> None:
+def _holds_steps(folder: pathlib.Path) -> bool:
+    return folder.name == "checkpoints" and (folder.parent / "config.json").exists()
+
+
+def _refuse_strangers(place: pathlib.Path, files: re.Pattern[str], kind: str) -> None:
+    what = f"the {kind}"
     if place.exists() and not place.is_dir():
         raise ModelError(f"{what} can't be written over a file", got=place, hint="a new folder")
     strangers = _strangers(place, files)
@@ -83,6 +103,36 @@ def _refuse_strangers(place: pathlib.Path, files: re.Pattern[str], what: str) ->
             got=", ".join(strangers[:3]),
             hint="a new folder",
         )
+    found = _marks(place)
+    if found != {kind} and place.exists() and any(place.iterdir()):
+        raise ModelError(
+            f"{what} can't replace {place}, which is not an older export of its kind",
+            got=" and ".join(sorted(found)) or "files without weights",
+            expected=f"a {kind} that was exported here",
+            hint="a new folder, or remove this one",
+        )
+
+
+def marked(kind: str) -> dict[str, str]:
+    """The metadata of a safetensors file of an export: the mark, and what `transformers` asks."""
+    return {"format": "pt", _MARK: kind}
+
+
+def _marks(folder: pathlib.Path) -> set[str]:
+    """The kinds that the weights of a folder are marked with."""
+    return {_mark(path) for path in folder.glob("*.safetensors")}
+
+
+def _mark(path: pathlib.Path) -> str:
+    try:
+        with safetensors.safe_open(str(path), framework="numpy") as opened:
+            kind = (opened.metadata() or {}).get(_MARK)
+    except (safetensors.SafetensorError, OSError):
+        return f"{path.name}, which is damaged"
+    return kind or f"{path.name}, which another program wrote"
+
+
+_MARK = "exported_by_jaxrl_llm"
 
 
 def _strangers(folder: pathlib.Path, files: re.Pattern[str]) -> list[str]:

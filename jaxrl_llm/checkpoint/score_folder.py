@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 
 from jaxrl_llm.checkpoint.hf_names import HF_NAMES
 from jaxrl_llm.checkpoint.huggingface import MODEL_FILES, write_model
-from jaxrl_llm.checkpoint.output_folder import output_folder
+from jaxrl_llm.checkpoint.output_folder import marked, output_folder
 from jaxrl_llm.checkpoint.stacking import build_params
 from jaxrl_llm.checkpoint.tensor_files import INDEX, TensorFiles
 from jaxrl_llm.errors import ModelError
@@ -30,6 +30,7 @@ from jaxrl_llm.text import tokenizer as tokenizers
 from jaxrl_llm.text.files import read_json, user_path
 from jaxrl_llm.text.tokenizer import Tokenizer
 
+_KIND = "reward model"
 _KINDS = {1: "ForSequenceClassification", 2: "ForTokenClassification"}
 _LABELS = {1: {"0": "reward"}, 2: {"0": "wrong", "1": "right"}}
 # What only a classifier's config.json says.
@@ -61,8 +62,8 @@ def save_score_folder(
     Raises:
         ModelError: as `save_folder`.
     """
-    with output_folder(folder, MODEL_FILES, "the reward model") as building:
-        write_model(building, params["decoder"], config, tokenizer, max_shard_bytes)
+    with output_folder(folder, MODEL_FILES, _KIND) as building:
+        write_model(building, params["decoder"], config, tokenizer, max_shard_bytes, kind=_KIND)
         classes = params["score"]["weight"].shape[0]
         _write_head(
             building, {k: np.asarray(jax.device_get(v)) for k, v in params["score"].items()}
@@ -195,7 +196,7 @@ def _write_head(folder: pathlib.Path, head: dict[str, np.ndarray]) -> None:
         os.replace(folder / old, folder / new)
     own = f"model-{total:05d}-of-{total:05d}.safetensors"
     tensors = {f"score.{key}": np.ascontiguousarray(value) for key, value in head.items()}
-    safetensors.numpy.save_file(tensors, folder / own, metadata={"format": "pt"})
+    safetensors.numpy.save_file(tensors, folder / own, metadata=marked(_KIND))
     (folder / own).chmod((folder / "config.json").stat().st_mode)
     weight_map = {name: renamed[file] for name, file in files.items()}
     weight_map |= dict.fromkeys(tensors, own)

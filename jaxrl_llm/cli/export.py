@@ -43,7 +43,8 @@ def main(args: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    print(f"{folder}: the model of {run} at step {taken}")
+    what = "adapter" if given.adapter else "model"
+    print(f"{folder}: the {what} of {run} at step {taken}")
     return 0
 
 

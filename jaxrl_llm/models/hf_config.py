@@ -62,6 +62,8 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
     for attribute, targets in {**BASE_FIELDS, **family.fields}.items():
         value = getattr(config, targets if isinstance(targets, str) else targets[0])
         written[attribute] = _write_value(attribute, value)
+    if config.family == "mixtral":  # its one width is that of the experts
+        written["intermediate_size"] = config.expert_size
     written |= hf_rope.write_rope(config) | family.layers.write(config)
     if config.family == "phi3":
         if config.rope_scaling:

@@ -99,6 +99,7 @@ def init_adapter(
                 "LoRA has no form for the matrices of experts",
                 got=f"target {name!r}",
                 expected="some of q, k, v, o",
+                hint="--lora.targets=q,k,v,o",
             )
         out, width = shapes[name]
         wide = accumulation_dtype(jnp.dtype(dtype))
