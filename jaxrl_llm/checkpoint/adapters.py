@@ -12,12 +12,11 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import safetensors.numpy
 from jax.typing import DTypeLike
 
 from jaxrl_llm.checkpoint.hf_names import HF_NAMES
-from jaxrl_llm.checkpoint.output_folder import marked, output_folder
-from jaxrl_llm.checkpoint.tensor_files import TensorFiles
+from jaxrl_llm.checkpoint.output_folder import output_folder
+from jaxrl_llm.checkpoint.tensor_files import TensorFiles, save_tensors
 from jaxrl_llm.errors import ModelError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import TARGETS, Adapter, LoraConfig, adapter_shapes
@@ -69,7 +68,7 @@ def save_adapter(
     }
     with output_folder(folder, _FILES, "adapter") as building:
         (building / _CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-        safetensors.numpy.save_file(tensors, building / _WEIGHTS, metadata=marked("adapter"))
+        save_tensors(building / _WEIGHTS, tensors, "adapter")
         (building / _WEIGHTS).chmod((building / _CONFIG).stat().st_mode)  # as the umask says
     return pathlib.Path(folder)
 

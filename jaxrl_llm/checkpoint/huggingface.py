@@ -13,13 +13,12 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import safetensors.numpy
 from jax.typing import DTypeLike
 
 from jaxrl_llm.checkpoint.hf_names import HF_NAMES
-from jaxrl_llm.checkpoint.output_folder import marked, output_folder
+from jaxrl_llm.checkpoint.output_folder import output_folder
 from jaxrl_llm.checkpoint.stacking import build_params, leaf_shapes, pieces, split_params
-from jaxrl_llm.checkpoint.tensor_files import INDEX, WEIGHTS, TensorFiles
+from jaxrl_llm.checkpoint.tensor_files import INDEX, WEIGHTS, TensorFiles, save_tensors
 from jaxrl_llm.errors import ModelError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.hf_config import config_from_hf, config_to_hf
@@ -117,7 +116,7 @@ def write_model(
     """Write the files of a model into an empty folder; arguments and errors as `save_folder`.
 
     Args:
-        kind: what its weights are marked as (`output_folder.marked`).
+        kind: what its weights are marked as (`tensor_files.save_tensors`).
     """
     if not max_shard_bytes > 0:
         raise ModelError("the size of a file of weights is not positive", got=max_shard_bytes)
@@ -170,7 +169,7 @@ def _write_weights(
     for number, names in enumerate(shards, start=1):
         file = WEIGHTS if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
         part = {name: fetch[name]() for name in names}
-        safetensors.numpy.save_file(part, folder / file, metadata=marked(kind))
+        save_tensors(folder / file, part, kind)
         (folder / file).chmod((folder / "config.json").stat().st_mode)  # as the user's umask says
         files.update(dict.fromkeys(names, file))
     if count > 1:

@@ -5,12 +5,22 @@
 from __future__ import annotations
 
 import pathlib
+import re
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 
 from jaxrl_llm.errors import RunDirectoryError
+
+# Orbax's own file, and the two items of `CheckpointManager.save`.
+_PARTS = ("_CHECKPOINT_METADATA", "arrays", "host")
+
+
+def is_step(path: pathlib.Path) -> bool:
+    """Whether a folder is a step of a run, whole or damaged: others may have numbers for names."""
+    named = re.fullmatch("0|[1-9][0-9]{0,17}", path.name)
+    return named is not None and any((path / part).exists() for part in _PARTS)
 
 
 class CheckpointManager:
@@ -19,9 +29,22 @@ class CheckpointManager:
     Args:
         directory: created if missing.
         keep: how many of the latest steps stay on disk.
+
+    Raises:
+        RunDirectoryError: something else lies where a step would. Orbax takes it for one: it would
+            save no earlier step, and remove it as an old one.
     """
 
     def __init__(self, directory: pathlib.Path, *, keep: int = 2):
+        stranger = next(
+            (p for p in directory.glob("*") if p.name.isdecimal() and not is_step(p)), None
+        )
+        if stranger is not None:
+            raise RunDirectoryError(
+                "among the checkpoints of the run lies what is none",
+                got=stranger,
+                hint="move it away",
+            )
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep, cleanup_tmp_directories=True, enable_async_checkpointing=True
         )

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A folder that appears whole or not at all, and that takes the place of nothing but its like.
 
-What is written carries a mark in the metadata of its safetensors files: `marked("model")`. No other
-program writes it, and one that saves such a folder anew loses it, so a folder with the mark holds
-nothing but what was written here.
+All weights that are written carry a mark (`tensor_files.save_tensors`). No other program writes it,
+and one that saves such a folder anew loses it, so a folder with the mark holds nothing but what was
+written here.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Iterator
 
 import safetensors
 
+from jaxrl_llm.checkpoint.tensor_files import kind_of_tensors
 from jaxrl_llm.errors import ModelError
 
 
@@ -113,26 +114,17 @@ def _refuse_strangers(place: pathlib.Path, files: re.Pattern[str], kind: str) ->
         )
 
 
-def marked(kind: str) -> dict[str, str]:
-    """The metadata of a safetensors file of an export: the mark, and what `transformers` asks."""
-    return {"format": "pt", _MARK: kind}
-
-
 def _marks(folder: pathlib.Path) -> set[str]:
-    """The kinds that the weights of a folder are marked with."""
-    return {_mark(path) for path in folder.glob("*.safetensors")}
-
-
-def _mark(path: pathlib.Path) -> str:
-    try:
-        with safetensors.safe_open(str(path), framework="numpy") as opened:
-            kind = (opened.metadata() or {}).get(_MARK)
-    except (safetensors.SafetensorError, OSError):
-        return f"{path.name}, which is damaged"
-    return kind or f"{path.name}, which another program wrote"
-
-
-_MARK = "exported_by_jaxrl_llm"
+    """The kinds that the weights of a folder are marked with, or what is wrong with them."""
+    found = set()
+    for path in folder.glob("*.safetensors"):
+        try:
+            kind = kind_of_tensors(path)
+        except ModelError:
+            found.add(f"{path.name}, which is damaged")
+        else:
+            found.add(kind or f"{path.name}, which another program wrote")
+    return found
 
 
 def _strangers(folder: pathlib.Path, files: re.Pattern[str]) -> list[str]:

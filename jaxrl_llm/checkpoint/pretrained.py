@@ -25,7 +25,7 @@ from jaxrl_llm.errors import ModelError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Params, init_params
 from jaxrl_llm.text import tokenizer as tokenizers
-from jaxrl_llm.text.files import user_path
+from jaxrl_llm.text.files import settled_path, user_path
 from jaxrl_llm.text.gguf_vocabulary import from_gguf
 from jaxrl_llm.text.tokenizer import Tokenizer
 
@@ -162,6 +162,14 @@ def resolve(name_or_path: str | pathlib.Path, *, weights: bool = True) -> Locate
     if path.suffix == ".gguf" or not _HUB_ID.fullmatch(name):
         raise _no_such_model(name)
     return Located(name, _hub_folder(name, weights), "folder")
+
+
+def settled_name(name: str) -> str:
+    """The name of a model that means the same from any folder: of a file or folder its full path.
+
+    A run keeps this one, so that a folder is never mistaken for a hub id afterwards.
+    """
+    return name if name == TINY_RANDOM or name in EMBEDDED else settled_path(name)
 
 
 def cache_folder() -> pathlib.Path:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.checkpoint.adapters import save_adapter
+from jaxrl_llm.checkpoint.base_facts import base_facts, changes
 from jaxrl_llm.checkpoint.huggingface import save_folder
 from jaxrl_llm.checkpoint.pretrained import load, peek
 from jaxrl_llm.checkpoint.run_params import restore_trained, run_settings, saved_steps
@@ -24,6 +25,7 @@ from jaxrl_llm.errors import ConfigError, RunDirectoryError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import LoraConfig, merge
 from jaxrl_llm.models.transformer import Params, abstract_params
+from jaxrl_llm.text.files import read_json
 from jaxrl_llm.text.templates import with_template
 from jaxrl_llm.text.tokenizer import Tokenizer
 
@@ -72,6 +74,8 @@ def export_run(
         _refuse_adapter(run, lora, "reward" in settings, max_shard_bytes)
     _refuse_sources(run, out, settings)
     step = saved_steps(run)[-1] if step is None else step
+    if lora is not None:
+        _refuse_other_base(run, settings["model"]["path"])
     trained = restore_trained(run, step)
     head = trained.get("score")
     part = trained if head is None else trained["decoder"]
@@ -109,6 +113,18 @@ def _refuse_adapter(
         )
 
 
+def _refuse_other_base(run: str | pathlib.Path, name: str) -> None:
+    """An adapter over another model than it was trained with is noise."""
+    path = pathlib.Path(run) / "base.json"
+    told = changes(read_json(path), base_facts(name)) if path.is_file() else []
+    if told:
+        raise ConfigError(
+            f"the model {name} is not the one that the run began with",
+            got="; ".join(told[:3]),
+            hint="put it back",
+        )
+
+
 def _refuse_sources(
     run: str | pathlib.Path, out: str | pathlib.Path, settings: Mapping[str, Any]
 ) -> None:
@@ -119,6 +135,12 @@ def _refuse_sources(
     for path in _paths(settings):
         source = _real(path)
         same = os.path.exists(source) and os.path.exists(place) and source.samefile(place)
+        if source in place.parents and source.is_dir():
+            raise ConfigError(
+                "the model can't be written into a folder of the one that the run began with",
+                got=out,
+                hint="a new folder",
+            )
         if source == place or same:
             raise ConfigError(
                 "the model can't take the place of one that the run began with",
@@ -133,8 +155,9 @@ def _real(path: str | pathlib.Path) -> pathlib.Path:
 
 def _paths(settings: Any) -> Iterator[str]:
     """Every setting that is called a path."""
-    for key, value in settings.items():
-        if isinstance(value, dict):
+    items = settings.items() if isinstance(settings, dict) else ((None, x) for x in settings)
+    for key, value in items:
+        if isinstance(value, dict | list):
             yield from _paths(value)
         elif key == "path" and isinstance(value, str) and value:
             yield value

@@ -8,13 +8,13 @@ import contextlib
 import json
 import logging
 import pathlib
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 
+from jaxrl_llm.checkpoint.manager import is_step
 from jaxrl_llm.errors import RunDirectoryError
 
 
@@ -25,9 +25,7 @@ def saved_steps(run: str | pathlib.Path) -> list[int]:
         RunDirectoryError: the directory is not there or holds no checkpoint.
     """
     folder = pathlib.Path(run) / "checkpoints"
-    found = sorted(
-        int(path.name) for path in folder.glob("*") if re.fullmatch("0|[1-9][0-9]{0,17}", path.name)
-    )
+    found = sorted(int(path.name) for path in folder.glob("*") if is_step(path))
     if not found:
         raise RunDirectoryError(
             "the run has no checkpoint",

@@ -14,14 +14,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors.numpy
 from jax.typing import DTypeLike
 
 from jaxrl_llm.checkpoint.hf_names import HF_NAMES
 from jaxrl_llm.checkpoint.huggingface import MODEL_FILES, write_model
-from jaxrl_llm.checkpoint.output_folder import marked, output_folder
+from jaxrl_llm.checkpoint.output_folder import output_folder
 from jaxrl_llm.checkpoint.stacking import build_params
-from jaxrl_llm.checkpoint.tensor_files import INDEX, TensorFiles
+from jaxrl_llm.checkpoint.tensor_files import INDEX, TensorFiles, save_tensors
 from jaxrl_llm.errors import ModelError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.hf_config import config_from_hf
@@ -196,7 +195,7 @@ def _write_head(folder: pathlib.Path, head: dict[str, np.ndarray]) -> None:
         os.replace(folder / old, folder / new)
     own = f"model-{total:05d}-of-{total:05d}.safetensors"
     tensors = {f"score.{key}": np.ascontiguousarray(value) for key, value in head.items()}
-    safetensors.numpy.save_file(tensors, folder / own, metadata=marked(_KIND))
+    save_tensors(folder / own, tensors, _KIND)
     (folder / own).chmod((folder / "config.json").stat().st_mode)
     weight_map = {name: renamed[file] for name, file in files.items()}
     weight_map |= dict.fromkeys(tensors, own)

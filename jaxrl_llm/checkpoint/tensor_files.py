@@ -1,15 +1,18 @@
 # SPDX-FileCopyrightText: The jaxrl_llm authors
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors of a folder by name, out of one safetensors file or many."""
+"""The tensors of a folder by name, out of one safetensors file or many; and such files written."""
 
 from __future__ import annotations
 
+import json
 import pathlib
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import safetensors
+import safetensors.numpy
 
 from jaxrl_llm.errors import ModelError
 from jaxrl_llm.text.files import read_json
@@ -97,6 +100,37 @@ class TensorFiles:
                 f"{self.folder / file} is not a whole safetensors file: {error}",
                 hint="fetch the file again",
             ) from error
+
+
+def save_tensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray], kind: str) -> None:
+    """Write a safetensors file, marked with the kind of folder that it is part of; the same tensors
+    give the same bytes."""
+    safetensors.numpy.save_file(dict(tensors), path, metadata={"format": "pt", _MARK: kind})
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        # The library writes the metadata in an order that changes from call to call.
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(text) <= size, (len(text), size)
+        file.seek(8)
+        file.write(text.ljust(size))
+
+
+def kind_of_tensors(path: pathlib.Path) -> str | None:
+    """What `save_tensors` marked a file with; None where another program wrote it.
+
+    Raises:
+        ModelError: it is not a whole safetensors file.
+    """
+    try:
+        with safetensors.safe_open(str(path), framework="numpy") as opened:
+            return (opened.metadata() or {}).get(_MARK)
+    except (safetensors.SafetensorError, OSError) as error:
+        raise ModelError(f"{path} is not a whole safetensors file: {error}") from error
+
+
+_MARK = "exported_by_jaxrl_llm"
 
 
 def _weight_map(folder: pathlib.Path) -> dict[str, str]:

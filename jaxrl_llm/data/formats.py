@@ -15,7 +15,7 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxrl_llm.data.records import check_prompt, clip
+from jaxrl_llm.data.records import check_prompt, check_unicode, clip
 from jaxrl_llm.errors import DataError
 
 Row = dict[str, Any]
@@ -95,6 +95,8 @@ def check_row(row: Mapping[str, Any], name: str, where: str) -> Row:
     optional = [c for c in form.optional if row.get(c) is not None]
     kept = {column: row[column] for column in (*form.columns, *optional)}
     _CHECKS[name](kept, where)
+    for column, value in kept.items():
+        check_unicode(value, f"{where}: the column {column!r}")
     return _with_prompt(kept, where) if name == "preference" else kept
 
 

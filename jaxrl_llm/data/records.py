@@ -47,15 +47,25 @@ def check_prompt(prompt: Any, where: str) -> None:
         )
     if not any(text.strip() for text in texts):
         raise DataError(f"{where} is empty", expected="text")
-    try:
-        for text in texts:
-            text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"{where} is not valid Unicode",
-            got=f"a lone surrogate at character {error.start}",
-            expected="surrogate pairs (\\ud83d\\ude00), or the character itself",
-        ) from None
+    check_unicode(prompt, where)
+
+
+def check_unicode(value: Any, where: str) -> None:
+    """Raises DataError if a text in a JSON value, however deep, holds half of a surrogate pair."""
+    if isinstance(value, str):
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"{where} is not valid Unicode",
+                got=f"a lone surrogate at character {error.start}",
+                expected="surrogate pairs (\\ud83d\\ude00), or the character itself",
+            ) from None
+    elif isinstance(value, dict):
+        check_unicode([*value, *value.values()], where)
+    elif isinstance(value, list):
+        for item in value:
+            check_unicode(item, where)
 
 
 def _prompt_key(record: Record) -> str:

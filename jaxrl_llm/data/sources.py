@@ -285,8 +285,10 @@ class JsonlTask:
         return after.strip()
 
 
-def json_lines(path: pathlib.Path) -> Iterable[tuple[int, dict[str, Any]]]:
-    """The line numbers (from 1) and JSON objects of a file."""
+def json_lines(
+    path: pathlib.Path, example: str = '{"prompt": …, "answer": …}'
+) -> Iterable[tuple[int, dict[str, Any]]]:
+    """The line numbers (from 1) and JSON objects of a file; `example` is shown in errors."""
     for number, line in enumerate(_read_text(path).split("\n"), start=1):
         if not line.strip():
             continue
@@ -303,7 +305,7 @@ def json_lines(path: pathlib.Path) -> Iterable[tuple[int, dict[str, Any]]]:
             raise DataError(
                 f"{path}:{number} is not a JSON object",
                 got=clip(line),
-                expected='{"prompt": …, "answer": …}',
+                expected=example,
             )
         yield number, row
 

@@ -52,7 +52,8 @@ def read_table(path: str, split: str = "train") -> Table:
 
 
 def _read_jsonl(path: pathlib.Path) -> Table:
-    return [(f"{path.name}:{number}", row) for number, row in json_lines(path)]
+    rows = json_lines(path, '{"messages": …}, or the columns of another format')
+    return [(f"{path.name}:{number}", row) for number, row in rows]
 
 
 def _read_json(path: pathlib.Path) -> Table:

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxrl_llm.errors import RewardError
 from jaxrl_llm.rewards.scoring import scores_of, scoring_model
+from jaxrl_llm.text.files import settled_path
 from jaxrl_llm.text.steps import encode_marked_steps
 from jaxrl_llm.types import Reward, Rollout
 
@@ -42,6 +43,7 @@ class ProcessRewardModel:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "path", settled_path(self.path))
         if self.rows < 2:
             raise RewardError("ProcessRewardModel.rows is too small", got=self.rows, expected="≥ 2")
         if self.aggregate not in AGGREGATIONS:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from jaxrl_llm.errors import RewardError
 from jaxrl_llm.rewards.scoring import scores_of, scoring_model
 from jaxrl_llm.text.chat import encode_prompt
+from jaxrl_llm.text.files import settled_path
 from jaxrl_llm.text.tokenizer import Tokenizer
 from jaxrl_llm.types import Rollout
 
@@ -33,6 +34,7 @@ class RewardModel:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "path", settled_path(self.path))
         if self.rows < 2:
             raise RewardError("RewardModel.rows is too small", got=self.rows, expected="≥ 2")
 

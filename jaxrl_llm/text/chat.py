@@ -113,6 +113,7 @@ def _render(
         **_plain({**special, "tools": None, "documents": None, **kwargs}),
         "messages": _plain([_without_none(message) for message in messages]),
         "add_generation_prompt": add_generation_prompt,
+        "strftime_now": (tokenizer.now or datetime.datetime.now()).strftime,
     }
     try:
         return _compile(tokenizer.chat_template, tag).render(**variables)
@@ -221,10 +222,6 @@ def _raise_exception(message: str) -> NoReturn:
     raise _Refused(str(message))
 
 
-def _strftime_now(form: str) -> str:
-    return datetime.datetime.now().strftime(form)
-
-
 def _tojson(value: Any, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
     """Plain JSON; jinja's own filter escapes for HTML."""
     return json.dumps(
@@ -245,5 +242,4 @@ def _compile(template: str, tag: type[jinja2.ext.Extension]) -> jinja2.Template:
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
     return environment.from_string(template)

@@ -26,6 +26,12 @@ def user_path(name: str | pathlib.Path) -> pathlib.Path | None:
     return path
 
 
+def settled_path(name: str) -> str:
+    """The absolute path of a file or folder on this machine; any other name as it is."""
+    path = user_path(name) if name else None
+    return str(path.absolute()) if path is not None and path.exists() else name
+
+
 def read_text(path: pathlib.Path) -> str:
     """The text of a file in UTF-8.
 

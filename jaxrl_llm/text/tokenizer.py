@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+import datetime
 import json
 import pathlib
 import re
@@ -34,6 +35,7 @@ class Tokenizer:
         settings: `tokenizer_config.json` as it was read; written back on `save`.
         generation: what generation_config.json says beside those ids; an export carries it on.
         rows: rows of the model's embedding, where a model is known; larger ids are refused.
+        now: the time that a chat template is told; None: the time when it is rendered.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Tokenizer:
         self.chat_template = chat_template
         self.settings, self.generation = dict(settings or {}), dict(generation or {})
         self.rows: int | None = None
+        self.now: datetime.datetime | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -110,6 +113,12 @@ class Tokenizer:
         fitted = copy.copy(self)
         fitted.rows = rows
         return fitted
+
+    def at_time(self, now: datetime.datetime) -> Tokenizer:
+        """This tokenizer for a run that began at `now`: its templates write that date for good."""
+        dated = copy.copy(self)
+        dated.now = now
+        return dated
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD, unknown ids vanish."""

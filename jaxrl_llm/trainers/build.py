@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.checkpoint.base_facts import base_facts, changes
 from jaxrl_llm.checkpoint.huggingface import save_folder
 from jaxrl_llm.checkpoint.manager import CheckpointManager
 from jaxrl_llm.checkpoint.pretrained import load
@@ -48,13 +49,15 @@ from jaxrl_llm.types import Batch, Prompt
 def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, Any]) -> Run:
     """A run that is ready for `loop.train`; `settings` is the config as JSON values."""
     mesh = data_mesh(config.mesh)
+    keep_base(directory, config.model.path)
     model = load(config.model.path, jnp.dtype(config.model.dtype))
-    _, heldout_prompts, stream = build_data(config, model.tokenizer, model.config, directory.seed)
+    tokenizer = model.tokenizer.at_time(directory.date)
+    _, heldout_prompts, stream = build_data(config, tokenizer, model.config, directory.seed)
     # Scalings of rotary frequencies that depend on the length are the same for a whole run.
     longest = config.sampler.max_prompt_tokens + config.sampler.max_new_tokens
     model_config = dataclasses.replace(model.config, context=longest)
     trainer = build_trainer(
-        config, model_config, model.params, model.tokenizer, mesh, directory.seed, stream
+        config, model_config, model.params, tokenizer, mesh, directory.seed, stream
     )
     source = trainer.source
     greedy = dataclasses.replace(source.sampling, temperature=0.0)
@@ -88,11 +91,16 @@ def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, 
             else ({}, [])
         ),
         export=lambda: save_folder(
-            directory.path / "export", trainer.updater.merged(), model.config, model.tokenizer
+            directory.path / "export", trainer.updater.merged(), model.config, tokenizer
         ),
         show=show,
         release=source.scorer.close,
     )
+
+
+def keep_base(directory: RunDirectory, name: str) -> None:
+    """Notes what model a run begins with; a resumed run must begin with the same."""
+    directory.keep("base.json", base_facts(name), changes, f"the model {name}")
 
 
 def build_trainer(

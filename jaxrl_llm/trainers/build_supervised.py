@@ -6,6 +6,7 @@ learning."""
 from __future__ import annotations
 
 import dataclasses
+import datetime
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,6 +34,7 @@ from jaxrl_llm.monitor.progress import emit
 from jaxrl_llm.sharding.mesh import data_mesh, replicated, rows
 from jaxrl_llm.text.templates import with_template
 from jaxrl_llm.text.tokenizer import Tokenizer
+from jaxrl_llm.trainers.build import keep_base
 from jaxrl_llm.trainers.encoders import Encoded, encode_examples
 from jaxrl_llm.trainers.learner import Join, Learner, LearnState, Loss, as_is, make_learn_functions
 from jaxrl_llm.trainers.loop import Run
@@ -83,10 +85,16 @@ class Pieces:
     data: Encoded
 
 
-def gather(config: Config, seed: int, trained: str | None = None) -> Pieces:
+def gather(
+    config: Config,
+    seed: int,
+    trained: str | None = None,
+    date: datetime.datetime | None = None,
+) -> Pieces:
     """Mesh, model and encoded data of a run; every example is checked here.
 
     Args:
+        date: that chat templates write; None: today's.
         trained: a model to evaluate in place of the one that training would begin with; a reference
             stays that of the config.
 
@@ -103,6 +111,7 @@ def gather(config: Config, seed: int, trained: str | None = None) -> Pieces:
         model = load(path, dtype)
     check_context(config, model.config)
     tokenizer = with_template(model.tokenizer, config.rows.chat_template)
+    tokenizer = tokenizer if date is None else tokenizer.at_time(date)
     data = encode_examples(config, tokenizer)
     ref_params = None
     if isinstance(config, PreferenceConfig) and config.preference.needs_reference:
@@ -293,7 +302,8 @@ def make_trainer(p: Pieces) -> tuple[Any, UnitStream]:
 
 def build(config: Config, directory: RunDirectory, settings: Mapping[str, Any]) -> Run:
     """A run that is ready for `loop.train`; `settings` is the config as JSON values."""
-    p = gather(config, directory.seed)
+    keep_base(directory, config.model.path)
+    p = gather(config, directory.seed, date=directory.date)
     trainer, stream = make_trainer(p)
     save = save_score_folder if isinstance(config, RewardConfig) else save_folder
     whole, learner = joined(config, merge), trainer.updater

@@ -15,6 +15,7 @@ import optax
 from jaxtyping import Array, Float
 
 from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.checkpoint.pretrained import settled_name
 from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.heads import token_values
@@ -57,6 +58,8 @@ class CriticConfig:
     max_grad_norm: float = 1.0
 
     def __post_init__(self) -> None:
+        if self.path is not None:
+            object.__setattr__(self, "path", settled_name(self.path))
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             low = 0 if field.name != "max_grad_norm" else 1e-12

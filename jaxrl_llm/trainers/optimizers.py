@@ -63,6 +63,7 @@ def make_schedule(config: OptimizerConfig, total_updates: int) -> optax.Schedule
             "the warm-up is as long as the run",
             got=f"optimizer.warmup_steps={config.warmup_steps} of {total_updates} updates",
             expected=f"at most {total_updates - 1}",
+            hint=f"--optimizer.warmup_steps={total_updates - 1}, or a longer run",
         )
     peak, rest = config.learning_rate, total_updates - config.warmup_steps
     after = {

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run's directory: one config, one seed, one writer at a time, never overwritten by another run.
 
-config.json  command.txt  versions.json  seed.txt       what runs
+config.json  command.txt  versions.json  seed.txt  date.txt  base.json       what runs
 metrics.jsonl  samples.jsonl  samples.txt  tensorboard/  report.html   what a person looks at
 checkpoints/  export/                                    what continues and what is used afterwards
 DONE | FAILED.txt  result.json                           how it ended
@@ -11,6 +11,7 @@ DONE | FAILED.txt  result.json                           how it ended
 from __future__ import annotations
 
 import contextlib
+import datetime
 import fcntl
 import importlib.metadata
 import json
@@ -29,6 +30,10 @@ import jax
 from jaxrl_llm.errors import RunDirectoryError
 
 _PACKAGES = ("jaxrl_llm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+
+
+# What a run that was killed in its first moments may hold.
+_BEFORE_CONFIG = {".lock", "seed.txt", "date.txt", "base.json", "checkpoints", "tensorboard"}
 
 
 class RunDirectory:
@@ -57,6 +62,7 @@ class RunDirectory:
         self.path = path = path.resolve()
         self.moved_to: pathlib.Path | None = None
         self._begun, self._config = False, config
+        self._kept: dict[str, Any] = {}
         if path.exists():
             self._check_is_run()
         if fresh and path.exists():
@@ -76,6 +82,27 @@ class RunDirectory:
         if self._holds_config():
             self._check_same_config(diff)
         self.seed = self._find_seed(seed)
+        self.date = self._find_date()
+
+    def keep(self, name: str, facts: dict[str, Any], changes: Callable, what: str) -> None:
+        """Facts that hold for the whole run: `begin` writes them down; a resumed run compares.
+
+        Args:
+            name: of the JSON file that holds them.
+            changes: (old facts, new facts) → what they differ in, in words.
+            what: how the error calls what they are facts of.
+
+        Raises:
+            RunDirectoryError: they changed.
+        """
+        if not self._holds_config():
+            self._kept[name] = facts
+        elif (self.path / name).exists() and (told := changes(self._read_json(name), facts)):
+            raise RunDirectoryError(
+                f"{what} is not the one that the run began with",
+                got="; ".join(told[:3]),
+                hint="put it back, or --fresh for another run",
+            )
 
     def begin(self) -> None:
         """Write down what runs; called once everything is built, so that mistakes leave nothing."""
@@ -84,6 +111,9 @@ class RunDirectory:
         if self._holds_config():
             return
         self.write_text("seed.txt", f"{self.seed}\n")
+        self.write_text("date.txt", f"{self.date.isoformat()}\n")
+        for name, facts in self._kept.items():
+            self.write_text(name, json.dumps(facts, indent=1) + "\n")
         self.write_text("config.json", json.dumps(self._config, indent=1) + "\n")
         versions: dict[str, Any] = {"python": platform.python_version()}
         for package in _PACKAGES:
@@ -159,7 +189,7 @@ class RunDirectory:
         if not self.path.is_dir():
             raise RunDirectoryError("the run directory is a file", got=self.path)
         begun = (self.path / "metrics.jsonl").exists()
-        ours = {".lock", "seed.txt", "checkpoints", "tensorboard"} if not begun else {".lock"}
+        ours = {".lock"} if begun else _BEFORE_CONFIG
         others = [p.name for p in self.path.iterdir() if p.name not in ours]
         if others and not self._holds_config():
             raise RunDirectoryError(
@@ -186,6 +216,17 @@ class RunDirectory:
         if not text.isdecimal():
             raise RunDirectoryError("the seed of the run is damaged", got=f"{stored}: {text!r}")
         return int(text)
+
+    def _find_date(self) -> datetime.datetime:
+        """When the run began, to the second."""
+        now = datetime.datetime.now().replace(microsecond=0)
+        stored = self.path / "date.txt"
+        if not stored.exists():
+            return now
+        try:
+            return datetime.datetime.fromisoformat(stored.read_text().strip())
+        except ValueError as error:
+            raise RunDirectoryError("the date of the run is damaged", got=stored) from error
 
 
 def write_atomically(path: pathlib.Path, text: str) -> pathlib.Path:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.presets import AlgoConfig, resolve
+from jaxrl_llm.checkpoint.pretrained import settled_name
 from jaxrl_llm.data.curriculum import CurriculumConfig
 from jaxrl_llm.data.rollout_store import StoredConfig
 from jaxrl_llm.data.sources import Task
@@ -39,6 +40,9 @@ class ModelSource:
     path: str = "smollm2-135m-instruct"
     dtype: Literal["float32", "bfloat16"] = "float32"
     remat: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", settled_name(self.path))
 
 
 @dataclasses.dataclass(frozen=True)

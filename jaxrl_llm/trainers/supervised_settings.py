@@ -12,6 +12,8 @@ from jaxrl_llm.data.encode import Truncation
 from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.models.lora import LoraConfig
 from jaxrl_llm.sharding.mesh import MeshConfig
+from jaxrl_llm.text.files import settled_path
+from jaxrl_llm.text.templates import CHAT_TEMPLATES
 from jaxrl_llm.trainers.optimizers import OptimizerConfig
 from jaxrl_llm.trainers.preference_settings import PreferenceSettings
 from jaxrl_llm.trainers.settings import ModelSource, MonitorConfig
@@ -77,6 +79,8 @@ class RowConfig:
     chat_template: str | None = None
 
     def __post_init__(self) -> None:
+        if self.chat_template is not None and self.chat_template not in CHAT_TEMPLATES:
+            object.__setattr__(self, "chat_template", settled_path(self.chat_template))
         if self.max_length < 2:
             raise ConfigError("rows.max_length is too small", got=self.max_length, expected="≥ 2")
 

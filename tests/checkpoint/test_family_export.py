@@ -18,7 +18,7 @@ from family_models import CASES, family_model, golden, write_checkpoint
 from safetensors.numpy import load_file
 
 from jaxrl_llm.checkpoint.huggingface import load_config, load_params, save_folder
-from jaxrl_llm.models.transformer import forward, logits
+from jaxrl_llm.models.transformer import forward, init_params, logits
 from jaxrl_llm.text.tokenizer import bytes_tokenizer
 
 SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "check_exports.py"
@@ -102,3 +102,13 @@ def test_transformers_loads_every_export_with_equal_logits(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     assert len(done.stdout.splitlines()) == len(CASES)
+
+
+def test_the_one_width_of_a_mixtral_is_that_of_its_experts(tmp_path):
+    config, _ = family_model("mixtral")
+    config = dataclasses.replace(config, expert_size=24, intermediate_size=56, context=None)
+    params = init_params(config, jax.random.key(0))
+    folder = save_folder(tmp_path / "m", params, config, bytes_tokenizer())
+    again = load_config(folder)
+    assert (again.expert_size, again.intermediate_size) == (24, 24)
+    jax.tree.map(np.testing.assert_array_equal, load_params(folder, again), params)

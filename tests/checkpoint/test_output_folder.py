@@ -7,12 +7,14 @@ from __future__ import annotations
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 from tiny_model import tiny_model
 
 from jaxrl_llm.checkpoint import output_folder as module
@@ -131,6 +133,71 @@ def test_an_adapter_does_not_go_into_a_model_nor_a_model_into_an_adapter(tmp_pat
     assert everything(tmp_path) == before
 
 
+def rewrite(path, change=lambda name, x: x, metadata=None):
+    """What another program makes of a file of weights."""
+    tensors = safetensors.numpy.load_file(path)
+    tensors = {name: change(name, x) for name, x in tensors.items()}
+    safetensors.numpy.save_file(tensors, path, metadata=metadata or {"format": "pt"})
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("harm", ["others' weights", "one of others", "damaged", "no weights"])
+def test_a_folder_with_the_names_of_an_export_is_not_one(writer, harm, tmp_path):
+    """Any fine-tuned model has these names; the mark is what only an export carries."""
+    out = WRITERS[writer](tmp_path / "out")
+    weights = sorted(out.glob("*.safetensors"))
+    if harm == "others' weights":
+        for path in weights:
+            rewrite(path, lambda name, x: x + 1)
+    elif harm == "one of others":
+        name = weights[0].name if writer == "adapter" else "model-00009-of-00009.safetensors"
+        shutil.copy(weights[0], out / name) if not (out / name).exists() else None
+        rewrite(out / name)
+    elif harm == "damaged":
+        weights[0].write_bytes(weights[0].read_bytes()[:20])
+    else:
+        for path in weights:
+            path.unlink()
+    before = everything(tmp_path)
+    with pytest.raises(ModelError, match="not an older export of its kind") as caught:
+        WRITERS[writer](out)
+    assert "\n" not in str(caught.value)
+    assert everything(tmp_path) == before
+
+
+def test_a_model_and_a_reward_model_do_not_replace_each_other(tmp_path):
+    for kind, other in (("model", "score"), ("score", "model")):
+        out = WRITERS[kind](tmp_path / kind)
+        before = everything(tmp_path)
+        with pytest.raises(ModelError, match="not an older export of its kind"):
+            WRITERS[other](out)
+        assert everything(tmp_path) == before
+
+
+def test_an_empty_folder_is_filled(tmp_path):
+    (tmp_path / "out").mkdir()
+    WRITERS["adapter"](tmp_path / "out")
+    assert (tmp_path / "out" / "adapter_config.json").is_file()
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_nothing_is_written_among_the_checkpoints_of_any_run(writer, tmp_path):
+    steps = tmp_path / "run" / "checkpoints"
+    (steps / "5").mkdir(parents=True)
+    (tmp_path / "run" / "config.json").write_text("{}")
+    before = everything(tmp_path)
+    for out in (
+        steps,
+        steps / "11",
+        steps / "5" / "deep" / "er",
+        tmp_path / "run/../run/checkpoints/7",
+    ):
+        with pytest.raises(ModelError, match="among the checkpoints of a run"):
+            WRITERS[writer](out)
+    assert everything(tmp_path) == before
+    WRITERS[writer](tmp_path / "checkpoints" / "best")  # of no run
+
+
 def test_the_folder_that_one_works_in_is_not_replaced(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for out in (".", "", tmp_path):
@@ -170,12 +237,13 @@ def test_what_a_killed_process_left_is_cleared_and_nothing_else(tmp_path):
     for folder in (abandoned, alive, *others):
         folder.mkdir()
         (folder / "a.json").write_text("{}")
-    with output_folder(place, files, "the test") as building:
+    with output_folder(place, files, "test") as building:
         (building / "a.json").write_text("{}")
     assert sorted(tmp_path.iterdir()) == sorted([place, alive, *others])
     abandoned.mkdir()
     (abandoned / "thesis.txt").write_text("years of work")
-    with output_folder(place, files, "the test") as building:
+    shutil.rmtree(place)
+    with output_folder(place, files, "test") as building:
         (building / "a.json").write_text("{}")
     assert (abandoned / "thesis.txt").is_file()
 

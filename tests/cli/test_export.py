@@ -13,15 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import safetensors.numpy
 from tiny_model import write_tiny_model
 
 from jaxrl_llm.checkpoint import run_export
+from jaxrl_llm.checkpoint.base_facts import base_facts, changes
 from jaxrl_llm.checkpoint.huggingface import load_config, load_params
 from jaxrl_llm.checkpoint.manager import CheckpointManager
 from jaxrl_llm.checkpoint.run_export import _cast
 from jaxrl_llm.checkpoint.run_params import saved_steps
 from jaxrl_llm.cli.export import main
-from jaxrl_llm.errors import ConfigError
+from jaxrl_llm.errors import ConfigError, RunDirectoryError
 from jaxrl_llm.trainers.state import TrainState
 
 
@@ -115,6 +117,8 @@ def test_a_run_and_its_base_are_never_replaced(run, tmp_path, capsys, monkeypatc
         run / "checkpoints" / "11": "place of the run",
         run / "checkpoints" / "5" / "new": "place of the run",
         tmp_path: "holds other files",
+        tmp_path / "base" / "out": "into a folder of the one",
+        tmp_path / "link" / "deep" / "er": "into a folder of the one",
     }
     for out, said in outs.items():
         refused(capsys, [run, out], said)
@@ -123,9 +127,43 @@ def test_a_run_and_its_base_are_never_replaced(run, tmp_path, capsys, monkeypatc
 
 def test_what_else_a_run_began_with(run, tmp_path, capsys):
     settings = json.loads((run / "config.json").read_text())
-    settings |= {"critic": {"path": str(tmp_path / "critic")}, "rewards": {"path": None}}
+    settings |= {
+        "critic": {"path": str(tmp_path / "critic")},
+        "rewards": {"path": None, "model": [{"path": str(tmp_path / "judge")}, 0.5]},
+    }
     (run / "config.json").write_text(json.dumps(settings))
     refused(capsys, [run, tmp_path / "critic"], "began with")
+    refused(capsys, [run, tmp_path / "judge"], "began with")
+
+
+def test_an_adapter_goes_over_the_base_that_it_was_trained_on(run, tmp_path, capsys):
+    """The run has a whole model in its checkpoint: what is not refused gets as far as that."""
+    settings = json.loads((run / "config.json").read_text()) | {"lora": {"targets": ["q"]}}
+    (run / "config.json").write_text(json.dumps(settings))
+    base = tmp_path / "base"
+    facts = base_facts(str(base))
+    (run / "base.json").write_text(json.dumps(facts))
+    merged, alone = [run, tmp_path / "out"], [run, tmp_path / "out", "--adapter"]
+    (weights,) = base.glob("*.safetensors")
+    tensors = safetensors.numpy.load_file(weights)
+    right = dict(tensors)
+    tensors["model.norm.weight"] = tensors["model.norm.weight"] + np.eye(24)[3].astype("f4")
+    safetensors.numpy.save_file(tensors, weights)
+    for arguments in (merged, alone):
+        refused(capsys, arguments, "is not the one that the run began with · got other weights")
+    weights.unlink()
+    half = sorted(right)[: len(right) // 2]
+    files = {key: f"model-{2 - (key in half):05d}-of-00002.safetensors" for key in right}
+    for name in set(files.values()):
+        part = {key: x for key, x in right.items() if files[key] == name}
+        safetensors.numpy.save_file(part, base / name)
+    (base / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    assert changes(facts, base_facts(str(base))) == []  # the same model, in other files
+    attributes = json.loads((base / "config.json").read_text())
+    attributes |= {"rms_norm_eps": 0.1, "transformers_version": "9"}
+    (base / "config.json").write_text(json.dumps(attributes))
+    refused(capsys, merged, "got rms_norm_eps: [0-9.e-]+ → 0.1 · try")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -171,9 +209,14 @@ def test_arguments_without_sense(run, tmp_path, capsys):
 
 
 def test_other_names_among_the_checkpoints_are_no_steps(run):
-    for name in ("²", "007", "٧", "9" * 40):
+    for name in ("²", "007", "٧", "9" * 40, "11"):
         (run / "checkpoints" / name).mkdir()
+    (run / "checkpoints" / "11" / "config.json").write_text("{}")
     assert saved_steps(run) == [5, 10]
+    before = everything(run)
+    with pytest.raises(RunDirectoryError, match="lies what is none"):
+        CheckpointManager(run / "checkpoints")
+    assert everything(run) == before
 
 
 def test_a_cast_never_makes_an_infinity():

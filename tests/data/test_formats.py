@@ -195,3 +195,22 @@ def test_parquet_and_data_sets_hold_the_same_rows(tmp_path):
     (tmp_path / "bad.parquet").write_text("no")
     with pytest.raises(DataError, match="not a parquet file"):
         read_table(str(tmp_path / "bad.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("form", "row"),
+    [
+        ("messages", {"messages": [{"role": "us\ud83d", "content": "a"}]}),
+        ("messages", {"messages": [{"role": "user", "content": "a", "name": "\ude00"}]}),
+        ("messages", {"messages": [{"role": "user", "content": "a", "\ud83d": 1}]}),
+        (
+            "preference",
+            {"prompt": "a", "chosen": "b\ud83d", "rejected": "c"},
+        ),
+        ("ranking", {"prompt": "a", "completions": ["b", "\ud83d"], "scores": [1, 2]}),
+        ("stepwise", {"prompt": "a", "completions": ["b\ud83d"], "labels": [True]}),
+    ],
+)
+def test_half_of_a_character_is_told_with_its_row(form, row):
+    with pytest.raises(DataError, match=r"^data\.jsonl:7.* is not valid Unicode · got a lone"):
+        check_row(row, form, "data.jsonl:7")

@@ -42,6 +42,16 @@ def test_what_templates_expect_beside_jinja():
     assert render(ASK, with_template(template)) == year + '[{"role": "user", "content": "hi"}]'
 
 
+def test_a_run_keeps_its_date():
+    form = "%d %b %Y %H"
+    template = "{% macro day() %}{{ strftime_now('" + form + "') }}{% endmacro %}"
+    template += "{% if strftime_now is defined %}{{ day() }}|{{ strftime_now('%j') }}{% endif %}"
+    begun = datetime.datetime(2024, 2, 29, 23, 59)
+    tokenizer = with_template(template)
+    assert render(ASK, tokenizer.at_time(begun)) == "29 Feb 2024 23|060"
+    assert render(ASK, tokenizer) != "29 Feb 2024 23|060"  # the same compiled template
+
+
 def test_absent_and_none_are_the_same():
     template = "{{ 'absent' if messages[0].content is undefined }}"
     assert render([{"role": "user", "content": None}], with_template(template)) == "absent"
