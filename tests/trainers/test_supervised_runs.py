@@ -220,6 +220,20 @@ def test_every_preference_config_learns(name, tmp_path):
 
 
 @pytest.mark.full
+def test_a_process_reward_model_learns_its_examples_by_heart(tmp_path):
+    """16 sums of 48 steps, of which 36 are right: always "right" would be 75 %."""
+    lines = (pathlib.Path(__file__).parents[2] / "configs/data/judged_steps.jsonl").read_text()
+    data, run_dir = tmp_path / "sums.jsonl", tmp_path / "prm"
+    data.write_text("\n".join(lines.splitlines()[:16]) + "\n")
+    more = ["--config=prm.py", *TINY[:4], *TINY[5:], f"--data.path={data}", "--data.heldout=0",
+            "--train.steps=100", "--train.batch=16"]  # fmt: skip
+    assert main([*more, f"--run-dir={run_dir}"]) == 0
+    rows = [row for row in metrics(run_dir) if "grad_norm" in row]
+    assert rows[0]["accuracy"] <= 0.75 and rows[0]["loss"] > 0.5
+    assert rows[-1]["accuracy"] == 1.0 and rows[-1]["loss"] < 0.01
+
+
+@pytest.mark.full
 def test_a_process_reward_model_trains_exports_and_judges_steps(tmp_path):
     run_dir = tmp_path / "prm"
     more = ["--config=prm.py", *TINY[:4], *TINY[5:], "--train.steps=3"]
@@ -309,12 +323,16 @@ def test_the_evaluation_command_samples_for_configs_of_reinforcement_learning(tm
         ([*DPO, "--data.path=DATA/conversations.jsonl"], ["no columns", "chosen, rejected"]),
         ([*DPO, "--preference.gamma=1"], ["no effect"]),
         ([*REWARD, "--reward.kind=steps"], ["no columns", "labels"]),
+        ([*SFT, "--train.steps=1", "--optimizer.warmup_steps=2"], ["--optimizer.warmup_steps=0"]),
+        ([*SFT, "--data.path=BAD"], ["bad.jsonl:1", '{"messages": …}']),
         ([*DPO, "--mesh.data=8"], ["micro-batch", "--train.micro_batch=8"]),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(arguments, words, tmp_path, capsys):
     data = pathlib.Path(__file__).parents[2] / "configs" / "data"
-    arguments = [word.replace("DATA", str(data)) for word in arguments]
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text("[1]\n")
+    arguments = [word.replace("DATA", str(data)).replace("BAD", str(bad)) for word in arguments]
     assert main([*arguments, f"--run-dir={tmp_path / 'run'}"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and all(word in error for word in words), error
