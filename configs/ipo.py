@@ -4,8 +4,9 @@
 
 Command:    python -m jaxrl_llm.train --config=ipo.py
 Hardware:   two CPU cores, 8 GiB of memory
-Time:       about six minutes on one busy core, 33 s a step
-Expect:     first loss (1/(2β))² = 25, 13.8 at the fourth step, where the margin is 0.13
+Time:       about five minutes on one busy core, 30 s a step
+Expect:     first loss (1/(2β))² = 25; after five steps held-out loss from 25 to 7.4, accuracy from
+            37.5 % to 100 %, margin 0.23
 Overrides:  --preference.beta=0.2
             --preference.loss=ipo_sum
             --train.steps=40
