@@ -14,7 +14,7 @@ from jaxrl_llm.rollout.programs import DecodeSlots, PrefillChunk
 from jaxrl_llm.rollout.sampling import MAX_BIASES, MAX_STOP_IDS, Filters
 from jaxrl_llm.rollout.scheduler import Prefill, Request, Sample
 
-ROW_TOKENS = 16
+ROW_TOKENS = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Chunk:
 
 
 def prefill_chunks(prompts: list[Prefill], size: int, width: int) -> Iterator[Chunk]:
-    """Cut prompts, one after the other, into chunks of `size` tokens in rows of at most 16.
+    """Cut prompts, one after the other, into chunks of `size` tokens in rows of at most 32.
 
     A chunk has rows for twice its tokens, so that prompts which end within a row waste no chunk.
 

@@ -167,10 +167,17 @@ def _run_layers(
     """Run tokens through the decoder. ``attend(layer, q, k, v, window=…, softcap=…, scale=…)``
     keeps the layer's new keys and values and returns what the queries see."""
     x = embed_tokens(params, config, tokens)
-    kinds = {traits.rope for traits in config.layers}
-    tables = {kind: rotary_tables(positions, config, x.dtype, kind) for kind in kinds}
-    # Without the barrier XLA computes sines and cosines in every layer, for every head.
-    tables = jax.lax.optimization_barrier(tables)
+    kinds = sorted({traits.rope for traits in config.layers})
+
+    def sines() -> dict[str, tuple[Array, Array]]:
+        return {kind: rotary_tables(positions, config, x.dtype, kind) for kind in kinds}
+
+    def never() -> dict[str, tuple[Array, Array]]:
+        return jax.tree.map(lambda t: jnp.zeros(t.shape, t.dtype), jax.eval_shape(sines))
+
+    # XLA would compute them again in every layer, for every head; it can't look into a branch, and
+    # it does not know that positions are never below 0.
+    tables = jax.lax.cond(jnp.all(positions >= 0), sines, never)
     softcap, scale = config.attention_softcap, config.attention_scale
     for index, (layer, traits) in enumerate(zip(params["layers"], config.layers, strict=True)):
         part = functools.partial(attend, index, window=traits.window, softcap=softcap, scale=scale)

@@ -44,7 +44,7 @@ class EngineConfig:
     num_pages: int | None = None
     group_size: int = 1
     decode_steps: int = 64
-    prefill_tokens: int = 64
+    prefill_tokens: int = 256
     weights: Literal["native", "bfloat16", "int8"] = "native"
     attention: Literal["auto", "view", "pages"] = "auto"
     prefix_cache: bool = False

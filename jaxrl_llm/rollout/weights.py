@@ -27,6 +27,7 @@ from jaxrl_llm.models.layers import accumulation_dtype
 from jaxrl_llm.models.transformer import Params, output_head, unstack_layers
 
 HEAD_ROWS = 32  # beyond which logits cost more to turn round than the product saves
+LEFT_ROWS = 64  # beyond which rows · Wᵀ is the faster product
 MAX_COLUMNS = 1024  # of a product's sum, so that its order is the same for 16 rows and for 64
 GROUPS = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up"), "o": ("o",), "down": ("down",)}
 
@@ -115,29 +116,30 @@ class Left:
     """A matrix, in parts by columns, as the left operand of at most `most_rows` rows."""
 
     parts: tuple[Float[Array, "o _"], ...]
-    most_rows: int | None = None
+    most_rows: int = LEFT_ROWS
 
-    def transposed(self, rows: Float[Array, "m i"]) -> Float[Array, "o m"]:
+    def _sum(self, rows: Float[Array, "m i"], formula: str) -> Float[Array, "..."]:
         start, total = 0, None
         for part in self.parts:
             columns = rows[:, start : start + part.shape[1]]
             start += part.shape[1]
-            one = jax.lax.dot_general(
-                part,
-                columns,
-                (((1,), (1,)), ((), ())),
-                preferred_element_type=accumulation_dtype(rows.dtype),
-            )
+            # The order of the operands is the order of the axes that come out.
+            pair = (part, columns) if formula == "oi,mi->om" else (columns, part)
+            wide = accumulation_dtype(rows.dtype)
+            one = jnp.einsum(formula, *pair, preferred_element_type=wide)
             total = one if total is None else total + one
         return total
 
+    def some(self, rows: Float[Array, "m i"], start: int, stop: int | None) -> Float[Array, "m _"]:
+        """The product's columns from `start` to `stop`."""
+        if rows.shape[0] > self.most_rows:
+            return self._sum(rows, "mi,oi->mo")[:, start:stop]
+        out = self._sum(rows, "oi,mi->om")
+        # Without the barrier XLA turns a whole transposed product back into rows · Wᵀ.
+        return (jax.lax.optimization_barrier(out) if stop is None else out[start:stop]).T
+
     def product(self, rows: Float[Array, "m i"]) -> Float[Array, "m o"]:
-        if self.most_rows is not None and rows.shape[0] > self.most_rows:
-            (matrix,) = self.parts
-            wide = accumulation_dtype(rows.dtype)
-            return jnp.einsum("mi,oi->mo", rows, matrix, preferred_element_type=wide)
-        # Without the barrier XLA turns the transposed product back into rows · Wᵀ.
-        return jax.lax.optimization_barrier(self.transposed(rows)).T
+        return self.some(rows, 0, None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,5 +167,5 @@ class Rows:
 
     def product(self, rows: Float[Array, "m i"]) -> Float[Array, "m o"]:
         if isinstance(self.whole, Left):
-            return self.whole.transposed(rows)[self.start : self.stop].T
+            return self.whole.some(rows, self.start, self.stop)
         return self.whole.product(rows)[:, self.start : self.stop]

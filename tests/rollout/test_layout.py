@@ -47,7 +47,7 @@ def test_eight_prompts_of_21_tokens_fill_three_chunks_of_64():
     chunks = list(prefill_chunks([Prefill(tuple(range(21)), [1])] * 8, 64, 2))
     assert [chunk.tokens for chunk in chunks] == [64, 64, 40]
     assert {chunk.arrays.tokens.shape for chunk in chunks} == {(64,)}
-    assert {chunk.arrays.index.shape for chunk in chunks} == {(8, 16)}
+    assert {chunk.arrays.index.shape for chunk in chunks} == {(4, 32)}
 
 
 def test_decode_rows():
