@@ -66,3 +66,7 @@ class RequestError(UserError):
 
 class NonFinite(UserError):
     """A loss or gradient became NaN or infinite; training stopped before the bad update."""
+
+
+class LostProcess(UserError):
+    """Another process of the run died, hangs or can't be reached."""

@@ -111,17 +111,6 @@ def make_mesh(
     return Mesh(np.array(devices[:count]).reshape(shape), AXES, axis_types=auto)
 
 
-def data_mesh(config: MeshConfig) -> Mesh:
-    """`make_mesh` for runs that so far only split their rows: other settings would do nothing."""
-    if config != MeshConfig(data=config.data):
-        raise ConfigError(
-            "runs only use mesh.data so far",
-            got=config,
-            hint="leave out the other --mesh.* settings",
-        )
-    return make_mesh(config)
-
-
 def _check_devices(config: MeshConfig, count: int, name: str) -> None:
     sizes = {axis: getattr(config, axis) for axis in ("data", "fsdp", "pipeline", "tensor")}
     asked = " × ".join(f"{axis} {size}" for axis, size in sizes.items() if size != 1)

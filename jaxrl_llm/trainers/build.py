@@ -5,9 +5,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,37 +17,36 @@ from jaxrl_llm.checkpoint.base_facts import base_facts, changes
 from jaxrl_llm.checkpoint.huggingface import save_folder
 from jaxrl_llm.checkpoint.manager import CheckpointManager
 from jaxrl_llm.checkpoint.pretrained import load
-from jaxrl_llm.checkpoint.score_folder import is_score_folder, load_score_folder
 from jaxrl_llm.data.curriculum import CurriculumStream, make_stream
 from jaxrl_llm.data.pipeline import PromptStream, check_lengths, make_prompt
 from jaxrl_llm.data.rollout_store import RolloutStore
 from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import init_adapter
+from jaxrl_llm.models.placement import FREE, Place, Placement
 from jaxrl_llm.rollout.engine import Engine, EngineConfig, SamplingParams
-from jaxrl_llm.sharding.mesh import data_mesh, replicated, rows
+from jaxrl_llm.sharding.mesh import make_mesh
 from jaxrl_llm.text.chat import encode_prompt
 from jaxrl_llm.text.tokenizer import Tokenizer
-from jaxrl_llm.trainers.batching import RowPlan, plan_rows
-from jaxrl_llm.trainers.critic import Critic, make_critic_functions, shared_optimizer
+from jaxrl_llm.trainers.critic import shared_optimizer
 from jaxrl_llm.trainers.evaluate import evaluate
 from jaxrl_llm.trainers.loop import Run
 from jaxrl_llm.trainers.optimizers import make_optimizer, make_schedule
-from jaxrl_llm.trainers.passes import Passes
 from jaxrl_llm.trainers.policy import Form, TrainFunctions, make_train_functions
 from jaxrl_llm.trainers.rl import RLTrainer
+from jaxrl_llm.trainers.roles import build_critic, build_passes, place_for
 from jaxrl_llm.trainers.rollouts import Rollouts, StoredRollouts
 from jaxrl_llm.trainers.run_directory import RunDirectory
 from jaxrl_llm.trainers.scoring import Scorer
 from jaxrl_llm.trainers.settings import RLConfig, counting_rewards, resolve_algorithm
 from jaxrl_llm.trainers.show import Show
-from jaxrl_llm.trainers.update import Updater
-from jaxrl_llm.types import Batch, Prompt
+from jaxrl_llm.trainers.update import Reference, Updater
+from jaxrl_llm.types import Prompt
 
 
 def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, Any]) -> Run:
     """A run that is ready for `loop.train`; `settings` is the config as JSON values."""
-    mesh = data_mesh(config.mesh)
+    make_mesh(config.mesh)  # refuses before the model is read
     keep_base(directory, config.model.path)
     model = load(config.model.path, jnp.dtype(config.model.dtype))
     tokenizer = model.tokenizer.at_time(directory.date)
@@ -57,7 +55,7 @@ def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, 
     longest = config.sampler.max_prompt_tokens + config.sampler.max_new_tokens
     model_config = dataclasses.replace(model.config, context=longest)
     trainer = build_trainer(
-        config, model_config, model.params, tokenizer, mesh, directory.seed, stream
+        config, model_config, model.params, tokenizer, directory.seed, stream
     )
     source = trainer.source
     greedy = dataclasses.replace(source.sampling, temperature=0.0)
@@ -108,7 +106,6 @@ def build_trainer(
     model_config: ModelConfig,
     params: Any,
     tokenizer: Tokenizer,
-    mesh: jax.sharding.Mesh,
     seed: int,
     stream: PromptStream | CurriculumStream,
 ) -> RLTrainer:
@@ -116,41 +113,37 @@ def build_trainer(
     sampler, train = config.sampler, config.train
     algorithm = resolve_algorithm(config)
     form = policy_form(config, algorithm)
-    functions = build_functions(config, algorithm, model_config)
+    place = Placement.make(config.mesh, model_config)
+    functions = build_functions(config, algorithm, place.model, place)
     # The sampler runs on the mesh's first device; the update on all of them.
-    sampler_device = jax.sharding.SingleDeviceSharding(mesh.devices.flat[0])
+    sampler_device = jax.sharding.SingleDeviceSharding(place.mesh.devices.flat[0])
 
     def to_sampler(params):
         return jax.device_put(params, sampler_device)
 
     engine = Engine(model_config, to_sampler(params), engine_config(sampler))
-    params = jax.device_put(params, replicated(mesh))
-    # How both the policy and the critic go through a batch.
-    passes = Passes(
-        put=lambda batch: jax.device_put(batch, rows(mesh)),
-        plan=row_planner(config, mesh.shape["data"]),
-        epochs=train.epochs,
-        minibatches=train.minibatches,
-        group_size=sampler.group_size,
-        seed=seed,
-    )
     critic = None
     if algorithm.needs_values and not config.critic.shared_trunk:
-        critic = build_critic(config, algorithm, model_config, params, mesh, passes)
-    ref_weights = None
-    if algorithm.needs_ref:
-        ref_weights = reference(form, params)
-    trained, frozen = split_weights(form, model_config, params, seed)
+        critic = build_critic(config, algorithm, model_config, params, seed)
+    first, params = params, place.put(params)
+    passes = build_passes(config, place, seed)
+    reference = None
+    if config.ref_mesh is not None:
+        reference = reference_apart(config, algorithm, model_config, first, seed)
+    elif algorithm.needs_ref:
+        reference = Reference(reference_weights(form, params), functions.logprobs, passes)
+    trained, frozen = split_weights(form, model_config, params, seed, place)
     updater = Updater(
         algorithm=algorithm,
         functions=functions,
         form=form,
-        policy=functions.state.init(jax.device_put(trained, replicated(mesh))),
+        policy=functions.state.init(trained),
         frozen=frozen,
         router=config.router,
         learning_rate=make_schedule(config.optimizer, total_updates(config)),
         passes=passes,
         critic=critic,
+        place=place,
         kl_coef=algorithm.kl_coef,
         entropy_coef=algorithm.entropy_coef,
         applied_entropy_coef=algorithm.entropy_coef,
@@ -161,11 +154,36 @@ def build_trainer(
         updater=updater,
         learns=config.rollouts.update,
         to_sampler=to_sampler,
-        ref_weights=ref_weights,
+        reference=reference,
         reward_parts=tuple(counting_rewards(config.rewards)),
         mask_truncated=train.mask_truncated,
         longest_row=sampler.max_prompt_tokens + sampler.max_new_tokens,
     )
+
+
+def reference_weights(form: Form, params: Any) -> tuple[Any, Any]:
+    """The first policy, which stays: an adapter's base, or a copy."""
+    if form.lora is not None:
+        return None, params
+    copy = jax.tree.map(jnp.copy, params)
+    return ({"decoder": copy} if form.scored else copy), None
+
+
+def reference_apart(
+    config: RLConfig, algorithm: Algorithm, model_config: ModelConfig, params: Any, seed: int
+) -> Reference:
+    """The first policy on a mesh of its own.
+
+    Raises:
+        ConfigError: no reference is used, or it is the base under an adapter.
+    """
+    if config.lora is not None or not algorithm.needs_ref:
+        why = "under an adapter the reference is its base" if config.lora else "none is used"
+        raise ConfigError(f"ref_mesh has no effect: {why}", hint="leave out --ref_mesh.*")
+    place = place_for(config, config.ref_mesh, "ref_mesh", model_config)
+    functions = build_functions(config, algorithm, place.model, place)
+    weights = jax.tree.map(jnp.copy, place.put(params))
+    return Reference((None, weights), functions.logprobs, build_passes(config, place, seed))
 
 
 def build_source(
@@ -200,7 +218,10 @@ def build_source(
 
 
 def build_functions(
-    config: RLConfig, algorithm: Algorithm, model_config: ModelConfig
+    config: RLConfig,
+    algorithm: Algorithm,
+    model_config: ModelConfig,
+    place: Place = FREE,
 ) -> TrainFunctions:
     """The compiled programs of the update."""
     config.router.check(model_config)
@@ -226,6 +247,7 @@ def build_functions(
         form=form,
         router=config.router,
         value_loss=value_loss,
+        place=place,
     )
 
 
@@ -235,73 +257,23 @@ def policy_form(config: RLConfig, algorithm: Algorithm) -> Form:
 
 
 def split_weights(
-    form: Form, model_config: ModelConfig, params: Any, seed: int
+    form: Form, model_config: ModelConfig, params: Any, seed: int, place: Place = FREE
 ) -> tuple[Any, Any | None]:
-    """What is trained, which the updater may take over, and what stays under it."""
+    """What is trained, which the updater may take over, and what stays under it.
+
+    Args:
+        params: as `place` keeps them.
+    """
     trained, frozen = params, None
     if form.lora is not None:
-        trained = init_adapter(model_config, form.lora, jax.random.key(seed), params)
-        frozen = params
+        # DoRA starts from the lengths of the base's rows, all of them.
+        base = place.take(params) if form.lora.dora else None
+        adapter = init_adapter(model_config, form.lora, jax.random.key(seed), base)
+        trained, frozen = place.put(adapter), params
     if form.scored:
         head = jnp.zeros((1, model_config.hidden_size), params["embed"].dtype)
-        trained = {"decoder": trained, "score": {"weight": head}}
+        trained = {"decoder": trained, "score": place.put({"score": {"weight": head}})["score"]}
     return trained, frozen
-
-
-def reference(form: Form, params: Any) -> tuple[Any, Any]:
-    """The first policy, which stays: an adapter's base, or a copy."""
-    if form.lora is not None:
-        return None, params
-    copy = jax.tree.map(jnp.copy, params)
-    return ({"decoder": copy} if form.scored else copy), None
-
-
-def build_critic(
-    config: RLConfig,
-    algorithm: Algorithm,
-    model_config: ModelConfig,
-    params: Any,
-    mesh: jax.sharding.Mesh,
-    passes: Passes,
-) -> Critic:
-    """A critic that starts from the policy's parameters, from another model, or a reward model."""
-    path, dtype = config.critic.path, jnp.dtype(config.model.dtype)
-    decoder_vocabulary, context = model_config.vocab_size, model_config.context
-    score = {"weight": jnp.zeros((1, model_config.hidden_size), dtype)}
-    decoder = params
-    if path is not None and is_score_folder(path):
-        model = load_score_folder(path, dtype)
-        model_config, decoder, score = model.config, model.params["decoder"], model.params["score"]
-    elif path is not None:
-        other = load(path, dtype)
-        model_config, decoder = other.config, other.params
-        score = {"weight": jnp.zeros((1, model_config.hidden_size), dtype)}
-    if score["weight"].shape[0] != 1:
-        raise ConfigError(
-            "the critic's folder is not that of a reward model",
-            got=f"{score['weight'].shape[0]} scores a token in {path}",
-            expected="one",
-        )
-    if model_config.vocab_size < decoder_vocabulary:
-        raise ConfigError(
-            "the critic does not know all tokens of the policy",
-            got=f"{model_config.vocab_size} tokens in {path}",
-            expected=f"at least {decoder_vocabulary}",
-        )
-    model_config = dataclasses.replace(model_config, context=context)
-    functions = make_critic_functions(
-        model_config, algorithm, config.critic, remat=config.model.remat
-    )
-    # The output head says nothing of values: it is left out, and what the policy gives is copied.
-    decoder = {name: value for name, value in decoder.items() if name != "head"}
-    first = jax.device_put({"decoder": decoder, "score": score}, replicated(mesh))
-    return Critic(
-        algorithm=algorithm,
-        functions=functions,
-        state=functions.state.init(jax.tree.map(jnp.copy, first)),
-        passes=passes,
-        warmup_steps=config.critic.warmup_steps,
-    )
 
 
 def build_data(
@@ -330,18 +302,6 @@ def build_data(
 def total_updates(config: RLConfig) -> int:
     """Optimiser updates of the whole run, which schedules count in."""
     return config.train.steps * config.train.epochs * config.train.minibatches
-
-
-def row_planner(config: RLConfig, devices: int) -> Callable[[Batch], RowPlan]:
-    """How this run lays samples out in rows, on so many devices of the data axis."""
-    return functools.partial(
-        plan_rows,
-        layout=config.train.layout,
-        row_tokens=config.train.row_tokens or 1024,
-        micro_tokens=config.train.micro_tokens,
-        longest=config.sampler.max_prompt_tokens + config.sampler.max_new_tokens,
-        multiple=devices,
-    )
 
 
 def engine_config(sampler) -> EngineConfig:

@@ -29,9 +29,10 @@ from jaxrl_llm.data.packing import PackedStream, UnitStream, in_batches, pack_st
 from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import attach, init_adapter, merge
+from jaxrl_llm.models.placement import Placement
 from jaxrl_llm.models.score_heads import init_score_head
 from jaxrl_llm.monitor.progress import emit
-from jaxrl_llm.sharding.mesh import data_mesh, replicated, rows
+from jaxrl_llm.sharding.mesh import make_mesh, nearest, row_parts
 from jaxrl_llm.text.templates import with_template
 from jaxrl_llm.text.tokenizer import Tokenizer
 from jaxrl_llm.trainers.build import keep_base
@@ -69,6 +70,7 @@ class Pieces:
     """What every supervised run is made of.
 
     Attributes:
+        place: where it all lives.
         params: of the model that is trained: a decoder, or decoder and head for a reward model.
         ref_params: of a live reference, or None.
         tokenizer: with the run's chat template.
@@ -77,7 +79,7 @@ class Pieces:
 
     config: Config
     seed: int
-    mesh: jax.sharding.Mesh
+    place: Placement
     model_config: ModelConfig
     params: Any
     ref_params: Any | None
@@ -101,28 +103,28 @@ def gather(
     Raises:
         UserError: whatever is wrong with model, data or settings.
     """
-    mesh = data_mesh(config.mesh)
-    check_micro_batch(config, mesh.shape["data"])
-    dtype, place = jnp.dtype(config.model.dtype), replicated(mesh)
+    check_micro_batch(config)
+    dtype = jnp.dtype(config.model.dtype)
     path = trained or config.model.path
     if isinstance(config, RewardConfig):
         model = load_scoring(path, 2 if config.reward.kind == "steps" else 1, dtype, seed)
     else:
         model = load(path, dtype)
     check_context(config, model.config)
+    # Scalings of rotary frequencies that depend on the length are the same for a whole run.
+    model_config = dataclasses.replace(model.config, context=config.rows.max_length)
+    place = Placement.make(config.mesh, model_config)
     tokenizer = with_template(model.tokenizer, config.rows.chat_template)
     tokenizer = tokenizer if date is None else tokenizer.at_time(date)
     data = encode_examples(config, tokenizer)
     ref_params = None
     if isinstance(config, PreferenceConfig) and config.preference.needs_reference:
         if trained is not None:
-            ref_params = jax.device_put(load(config.model.path, dtype).params, place)
+            ref_params = place.put(load(config.model.path, dtype).params)
         elif config.preference.reference == "live" and config.lora is None:
-            ref_params = jax.tree.map(jnp.copy, jax.device_put(model.params, place))
-    params = jax.device_put(model.params, place)
-    # Scalings of rotary frequencies that depend on the length are the same for a whole run.
-    model_config = dataclasses.replace(model.config, context=config.rows.max_length)
-    return Pieces(config, seed, mesh, model_config, params, ref_params, tokenizer, data)
+            ref_params = jax.tree.map(jnp.copy, place.put(model.params))
+    params = place.put(model.params)
+    return Pieces(config, seed, place, model_config, params, ref_params, tokenizer, data)
 
 
 def load_scoring(path: str, classes: int, dtype: Any, seed: int) -> ScoringModel:
@@ -156,7 +158,7 @@ def make_sft(p: Pieces) -> tuple[SFTTrainer, UnitStream]:
         next_rows = lambda: pack_step(  # noqa: E731 - short
             stream.next(config.train.batch), row_tokens=row_tokens, packed=False, multiple=1
         )[0]
-    loss = sft_loss(p.model_config, kind=config.sft.loss, remat=config.model.remat)
+    loss = sft_loss(p.place.model, kind=config.sft.loss, remat=config.model.remat)
     trainer = SFTTrainer(
         next_rows=next_rows,
         updater=make_learner(p, loss),
@@ -171,8 +173,8 @@ def make_preference(p: Pieces) -> tuple[PreferenceTrainer, UnitStream]:
     """The trainer, with its reference, and the stream that feeds it."""
     config, wanted, remat = p.config, p.config.preference, p.config.model.remat
     stream = UnitStream(p.data.train, p.data.weights, seed=p.seed)
-    loss = preference_loss(p.model_config, wanted, remat=remat)
-    logprobs = reply_logprobs(p.model_config, remat=remat)
+    loss = preference_loss(p.place.model, wanted, remat=remat)
+    logprobs = reply_logprobs(p.place.model, remat=remat)
     rate, moves = wanted.ref_update_rate, wanted.ref_update_every > 0
     trainer = PreferenceTrainer(
         settings=wanted,
@@ -180,7 +182,7 @@ def make_preference(p: Pieces) -> tuple[PreferenceTrainer, UnitStream]:
         # Only a reference that moves is part of a checkpoint.
         updater=make_learner(p, loss, p.ref_params if moves else None),
         fixed_ref=None if moves else p.ref_params,
-        logprobs=jax.jit(
+        logprobs=p.place.jit(
             lambda trained, frozen, *rest: logprobs(joined(config)(trained, frozen), *rest),
             static_argnums=3,
         ),
@@ -224,10 +226,10 @@ def make_reward(p: Pieces) -> tuple[RewardTrainer, UnitStream]:
     """The trainer and the stream that feeds it."""
     config, wanted, remat = p.config, p.config.reward, p.config.model.remat
     if wanted.kind == "steps":
-        loss = step_reward_loss(p.model_config, remat=remat)
+        loss = step_reward_loss(p.place.model, remat=remat)
     else:
         loss = pair_reward_loss(
-            p.model_config,
+            p.place.model,
             use_margin=wanted.use_margin,
             center_coef=wanted.center_coef,
             remat=remat,
@@ -238,9 +240,9 @@ def make_reward(p: Pieces) -> tuple[RewardTrainer, UnitStream]:
         kind=wanted.kind,
         next_units=lambda: stream.next(config.train.batch),
         updater=make_learner(p, loss),
-        scores=jax.jit(
+        scores=p.place.jit(
             lambda trained, frozen, packed, slots: sequence_scores(
-                joined(config)(trained, frozen), p.model_config, packed, slots
+                joined(config)(trained, frozen), p.place.model, packed, slots
             ),
             static_argnums=3,
         ),
@@ -255,17 +257,18 @@ def make_learner(p: Pieces, loss: Loss, ref: Any | None = None) -> Learner:
     """The learner over the parameters, which it takes over."""
     config = p.config
     optimizer = make_optimizer(config.optimizer, config.train.steps)
-    functions = make_learn_functions(loss, optimizer, joined(config))
+    functions = make_learn_functions(loss, optimizer, joined(config), p.place)
     trained, frozen = p.params, None
     if config.lora is not None:
         trained, frozen = with_adapter(p)
     return Learner(
         functions=functions,
-        put=lambda packed: jax.device_put(packed, rows(p.mesh)),
-        state=LearnState(train=functions.state.init(trained), ref=ref),
+        put=p.place.put_rows,
+        current=LearnState(train=functions.state.init(trained), ref=ref),
         learning_rate=make_schedule(config.optimizer, config.train.steps),
         micro_rows=config.train.micro_batch,
         frozen=frozen,
+        place=p.place,
     )
 
 
@@ -273,8 +276,10 @@ def with_adapter(p: Pieces) -> tuple[Any, Any]:
     """A new adapter (beside the head of a reward model), and the decoder that it goes over."""
     scoring = isinstance(p.config, RewardConfig)
     decoder = p.params["decoder"] if scoring else p.params
-    adapter = init_adapter(p.model_config, p.config.lora, jax.random.key(p.seed), decoder)
-    adapter = jax.device_put(adapter, replicated(p.mesh))
+    # DoRA starts from the lengths of the base's rows, all of them.
+    base = p.place.take(decoder) if p.config.lora.dora else None
+    adapter = init_adapter(p.model_config, p.config.lora, jax.random.key(p.seed), base)
+    adapter = p.place.put(adapter)
     return ({"decoder": adapter, "score": p.params["score"]} if scoring else adapter), decoder
 
 
@@ -320,7 +325,7 @@ def build(config: Config, directory: RunDirectory, settings: Mapping[str, Any]) 
         evaluate=trainer.evaluate,
         export=lambda: save(
             directory.path / "export",
-            whole(learner.params, learner.frozen),
+            p.place.take(whole(learner.params, learner.frozen)),
             p.model_config,
             p.tokenizer,
         ),
@@ -345,14 +350,17 @@ def title(config: Config) -> str:
     return " + ".join(name for name, _ in config.preference.mixture)
 
 
-def check_micro_batch(config: Config, data: int) -> None:
-    """Every micro-batch must fill the data axis."""
-    if config.train.micro_batch % data:
+def check_micro_batch(config: Config) -> None:
+    """Every micro-batch must fill the mesh."""
+    mesh, micro = make_mesh(config.mesh), config.train.micro_batch
+    multiple = row_parts(mesh) * config.mesh.in_flight
+    if micro % multiple:
+        near = nearest(micro, [multiple * n for n in range(1, micro // multiple + 2)])
         raise ConfigError(
-            "a micro-batch does not divide over the data axis",
-            got=f"train.micro_batch={config.train.micro_batch} on {data} devices",
-            expected=f"a multiple of {data}",
-            hint=f"--train.micro_batch={data}, or --mesh.data=1",
+            "a micro-batch does not divide over the mesh",
+            got=f"train.micro_batch={micro} in {multiple} parts",
+            expected=f"a multiple of {multiple} (data × fsdp × micro-batches in the pipeline)",
+            hint=f"--train.micro_batch={' or '.join(map(str, near))}",
         )
 
 

@@ -19,7 +19,9 @@ from jaxrl_llm.checkpoint.pretrained import settled_name
 from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.heads import token_values
+from jaxrl_llm.models.placement import FREE, Place
 from jaxrl_llm.models.transformer import Params, forward
+from jaxrl_llm.sharding.mesh import MeshConfig
 from jaxrl_llm.trainers.metrics import Sums
 from jaxrl_llm.trainers.passes import Passes
 from jaxrl_llm.trainers.state import (
@@ -27,7 +29,9 @@ from jaxrl_llm.trainers.state import (
     TrainState,
     add_gradients,
     make_state_functions,
+    put,
     take_step,
+    taken,
 )
 from jaxrl_llm.types import Batch
 
@@ -47,6 +51,7 @@ class CriticConfig:
         head_learning_rate: of the head, which starts from nothing.
         warmup_steps: first steps in which only the critic learns.
         max_grad_norm: the gradient's global norm is scaled down to this.
+        mesh: of a critic with a decoder of its own; None: as the policy's.
     """
 
     shared_trunk: bool = False
@@ -56,6 +61,7 @@ class CriticConfig:
     head_learning_rate: float = 1e-3
     warmup_steps: int = 0
     max_grad_norm: float = 1.0
+    mesh: MeshConfig | None = None
 
     def __post_init__(self) -> None:
         if self.path is not None:
@@ -63,11 +69,14 @@ class CriticConfig:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             low = 0 if field.name != "max_grad_norm" else 1e-12
-            if field.name not in ("path", "shared_trunk") and not low <= value < float("inf"):
+            if field.name not in ("path", "shared_trunk", "mesh") and not low <= value < float(
+                "inf"
+            ):
                 raise ConfigError(
                     f"critic.{field.name} is out of range", got=value, expected="finite, ≥ 0"
                 )
-        own = ("path", "learning_rate", "warmup_steps") if self.shared_trunk else ("value_coef",)
+        apart = ("path", "learning_rate", "warmup_steps", "mesh")
+        own = apart if self.shared_trunk else ("value_coef",)
         for field in dataclasses.fields(self):
             if field.name in own and getattr(self, field.name) != field.default:
                 which = "that shares the policy's decoder" if self.shared_trunk else "of its own"
@@ -128,9 +137,18 @@ def shared_optimizer(
 
 
 def make_critic_functions(
-    model_config: ModelConfig, algorithm: Algorithm, critic: CriticConfig, *, remat: bool
+    model_config: ModelConfig,
+    algorithm: Algorithm,
+    critic: CriticConfig,
+    *,
+    remat: bool,
+    place: Place = FREE,
 ) -> CriticFunctions:
-    """Compile-on-call functions for the value loss of one algorithm."""
+    """Compile-on-call functions for the value loss of one algorithm.
+
+    Args:
+        place: where the critic lives; `model_config` is then `place.model`.
+    """
     optimizer = optax.chain(
         optax.clip_by_global_norm(critic.max_grad_norm),
         by_part(
@@ -143,14 +161,14 @@ def make_critic_functions(
             values = state_values(params, model_config, batch, remat=remat)
             return algorithm.value_loss(values, batch.values, batch.returns, batch.mask, counts)
 
-        return add_gradients(contribution, grads, params)
+        return add_gradients(contribution, grads, params, place)
 
     return CriticFunctions(
-        state=make_state_functions(optimizer),
-        values=jax.jit(
+        state=make_state_functions(optimizer, place),
+        values=place.jit(
             lambda params, batch: state_values(params, model_config, batch, remat=remat)
         ),
-        accumulate=jax.jit(accumulate, donate_argnums=0),
+        accumulate=place.jit(accumulate, donate_argnums=0),
     )
 
 
@@ -168,6 +186,16 @@ class Critic:
     state: TrainState
     passes: Passes
     warmup_steps: int
+    place: Place = FREE
+
+    @property
+    def saved(self) -> TrainState:
+        """The state as a checkpoint holds it."""
+        return taken(self.state, self.place)
+
+    @saved.setter
+    def saved(self, state: TrainState) -> None:
+        self.state = put(state, self.place)
 
     def values(self, samples: Batch) -> np.ndarray:
         """``V(s_t)`` of the trained tokens of samples, [N, T]."""

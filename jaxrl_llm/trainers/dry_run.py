@@ -15,10 +15,11 @@ from jaxrl_llm.checkpoint.pretrained import peek
 from jaxrl_llm.data.encode import Part
 from jaxrl_llm.data.pipeline import make_prompt
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.placement import Placement
 from jaxrl_llm.models.transformer import abstract_params
 from jaxrl_llm.rewards.base import score
 from jaxrl_llm.rollout.settings import default_pool
-from jaxrl_llm.sharding.mesh import data_mesh
+from jaxrl_llm.sharding.mesh import row_parts
 from jaxrl_llm.text.chat import encode_prompt
 from jaxrl_llm.text.templates import with_template
 from jaxrl_llm.text.tokenizer import Tokenizer
@@ -27,30 +28,30 @@ from jaxrl_llm.trainers.build import (
     build_functions,
     engine_config,
     policy_form,
-    row_planner,
     split_weights,
     stop_ids,
 )
 from jaxrl_llm.trainers.build_supervised import check_context, check_micro_batch
 from jaxrl_llm.trainers.encoders import encode_examples
 from jaxrl_llm.trainers.optimizers import make_optimizer
+from jaxrl_llm.trainers.roles import place_for, row_planner
 from jaxrl_llm.trainers.settings import RLConfig, resolve_algorithm
 from jaxrl_llm.types import Batch, Prompt, Rollout
 
 
 def dry_run(config: RLConfig) -> None:
     """Build abstractly, trace the update; print sizes, three prompts and canned rewards."""
-    mesh = data_mesh(config.mesh)
     model_config, tokenizer = peek(config.model.path)
+    place = Placement.make(config.mesh, model_config)
     train, heldout, _ = build_data(config, tokenizer, model_config, seed=config.train.seed or 0)
     stops = stop_ids(config.sampler.stop, tokenizer)
 
     print(f"model      {config.model.path}: {model_config.num_params / 1e6:.1f} M parameters")
     print(f"task       {len(train)} training prompts, {len(heldout)} held out")
-    print(f"devices    {mesh.size} × {mesh.devices.flat[0].device_kind}")
+    print(f"devices    {place.mesh.size} × {place.mesh.devices.flat[0].device_kind}")
     print(f"stop ids   {', '.join(f'{i} ({tokenizer.decode([i])!r})' for i in stops)}")
     print("\nmemory, on each training device; the sampler's part on the first one")
-    for name, size in memory(config, model_config, mesh.shape["data"]).items():
+    for name, size in memory(config, model_config, place).items():
         print(f"  {size / 2**20:10.1f} MiB  {name}")
 
     prompts = [
@@ -67,9 +68,9 @@ def dry_run(config: RLConfig) -> None:
 
 def supervised_dry_run(config: Any) -> None:
     """Encode all data, print sizes, what was cut, and three examples with what is learnt marked."""
-    mesh = data_mesh(config.mesh)
-    check_micro_batch(config, mesh.shape["data"])
+    check_micro_batch(config)
     model_config, own = peek(config.model.path)
+    place = Placement.make(config.mesh, model_config)
     check_context(config, model_config)
     tokenizer = with_template(own, config.rows.chat_template)
     data = encode_examples(config, tokenizer)
@@ -79,12 +80,16 @@ def supervised_dry_run(config: Any) -> None:
     print(f"data       {len(units)} training examples, {len(data.heldout)} held out")
     print(f"           {lengths.mean():.0f} tokens each, the longest {lengths.max()}")
     print("           " + (", ".join(f"{n} {why}" for why, n in data.notes.items()) or "none cut"))
-    print(f"devices    {mesh.size} × {mesh.devices.flat[0].device_kind}")
+    print(f"devices    {place.mesh.size} × {place.mesh.devices.flat[0].device_kind}")
     params = abstract_params(model_config, jnp.dtype(config.model.dtype))
     state = jax.eval_shape(make_optimizer(config.optimizer, config.train.steps).init, params)
     print("\nmemory, on each training device, without activations")
-    for name, tree in (("parameters", params), ("optimiser state", state), ("gradients", params)):
-        print(f"  {_bytes(tree) / 2**20:10.1f} MiB  {name}")
+    for name, kind, tree in (
+        ("parameters", "parameters", params),
+        ("optimiser state", "optimizer", state),
+        ("gradients", "gradients", params),
+    ):
+        print(f"  {place.device_bytes(tree, kind) / 2**20:10.1f} MiB  {name}")
     for unit in units[:3]:
         for part in unit.parts:
             print(f"\nexample {unit.index} ({len(part.tokens)} tokens; learnt or read: ⟦ ⟧)")
@@ -100,8 +105,8 @@ def marked_text(part: Part, tokenizer: Tokenizer) -> str:
     return "".join(f"⟦{text}⟧" if i % 2 else text for i, text in enumerate(texts))
 
 
-def memory(config: RLConfig, model_config: ModelConfig, devices: int) -> dict[str, int]:
-    """Bytes by purpose, from the run's own shapes; tracing the update proves that it builds."""
+def memory(config: RLConfig, model_config: ModelConfig, place: Placement) -> dict[str, int]:
+    """Bytes on one device by purpose, from the run's own shapes; tracing proves that it builds."""
     dtype = jnp.dtype(config.model.dtype)
     params = abstract_params(model_config, dtype)
     algorithm = resolve_algorithm(config)
@@ -112,7 +117,7 @@ def memory(config: RLConfig, model_config: ModelConfig, devices: int) -> dict[st
     )
     state = jax.eval_shape(functions.state.init, trained)
     grads = jax.eval_shape(functions.state.zeros, trained)
-    plan = row_planner(config, devices)(longest_samples(config))
+    plan = row_planner(config, place.row_multiple)(longest_samples(config))
     width = plan.sample.shape[1]
     batch = abstract_batch(plan.micro, width, algorithm.needs_ref, form.scored)
     counts = algorithm.counts(np.ones((1, 2), bool), np.ones((1, 2), np.int32))
@@ -125,24 +130,25 @@ def memory(config: RLConfig, model_config: ModelConfig, devices: int) -> dict[st
             batch,
             counts,
         )
-    tokens = plan.micro // devices * width
+    tokens = plan.micro // row_parts(place.mesh) * width
     layer = 6 * model_config.hidden_size + 4 * model_config.intermediate_size
     sampler = config.sampler
     pages = sampler.num_pages or default_pool(engine_config(sampler))
     cached = pages * sampler.page_size
-    kept = 1 if config.model.remat else model_config.num_layers
+    kept = 1 if config.model.remat else -(-model_config.num_layers // place.layout.pipeline)
     result = {
-        "parameters": _bytes(state.params),
-        "optimiser state": _bytes(state.opt_state),
-        "gradients": _bytes(grads),
+        "parameters": place.device_bytes(state.params, "parameters"),
+        "optimiser state": place.device_bytes(state.opt_state, "optimizer"),
+        "gradients": place.device_bytes(grads, "gradients"),
         "activations of a micro-batch (estimate)": tokens * layer * kept * dtype.itemsize,
         "sampler: its own layout of the parameters": _bytes(params),
         "sampler: key/value pages": cached * model_config.kv_bytes_per_token(dtype.itemsize),
     }
     if frozen is not None:
-        result["parameters under the adapter"] = _bytes(frozen)
+        result["parameters under the adapter"] = place.device_bytes(frozen, "parameters")
     elif algorithm.needs_ref:
-        result["reference policy"] = _bytes(params)
+        other = place_for(config, config.ref_mesh, "ref_mesh", model_config)
+        result["reference policy"] = other.device_bytes(params, "parameters")
     return result | {"sum": sum(result.values())}
 
 

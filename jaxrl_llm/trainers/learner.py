@@ -20,12 +20,15 @@ from flax import struct
 
 from jaxrl_llm.data.packing import PackedRows
 from jaxrl_llm.errors import NonFinite
+from jaxrl_llm.models.placement import FREE, Place
 from jaxrl_llm.trainers.state import (
     StateFunctions,
     TrainState,
     add_gradients,
     make_state_functions,
+    put,
     take_step,
+    taken,
 )
 
 
@@ -72,22 +75,28 @@ class LearnState:
 
 
 def make_learn_functions(
-    loss: Loss, optimizer: optax.GradientTransformation, join: Join = as_is
+    loss: Loss,
+    optimizer: optax.GradientTransformation,
+    join: Join = as_is,
+    place: Place = FREE,
 ) -> LearnFunctions:
-    """Compile-on-call functions for one loss and one optimiser."""
+    """Compile-on-call functions for one loss and one optimiser, over a model at `place`."""
 
     def measure(trained, frozen, rows, counts, coefs, bounds):
         return loss(join(trained, frozen), rows, counts, coefs, bounds)
 
     def accumulate(grads, trained, frozen, rows, counts, coefs, bounds):
         return add_gradients(
-            lambda trained: measure(trained, frozen, rows, counts, coefs, bounds), grads, trained
+            lambda trained: measure(trained, frozen, rows, counts, coefs, bounds),
+            grads,
+            trained,
+            place,
         )
 
     return LearnFunctions(
-        state=make_state_functions(optimizer),
-        accumulate=jax.jit(accumulate, static_argnums=6, donate_argnums=0),
-        measure=jax.jit(measure, static_argnums=5),
+        state=make_state_functions(optimizer, place),
+        accumulate=place.jit(accumulate, static_argnums=6, donate_argnums=0),
+        measure=place.jit(measure, static_argnums=5),
     )
 
 
@@ -98,24 +107,36 @@ class Learner:
     Attributes:
         functions: compiled programs.
         put: moves rows of numpy arrays onto the mesh.
-        state: what is trained (parameters, or an adapter), optimiser state, and a reference that
+        current: what is trained (parameters, or an adapter), optimiser state, and a reference that
             moves.
         learning_rate: the schedule, by updates done.
         micro_rows: rows whose gradient is computed at once.
         frozen: the parameters under an adapter, or None.
+        place: where the model lives.
     """
 
     functions: LearnFunctions
     put: Callable[[PackedRows], PackedRows]
-    state: LearnState
+    current: LearnState
     learning_rate: Callable[[int], Any]
     micro_rows: int
     frozen: Any | None = None
+    place: Place = FREE
 
     @property
     def params(self) -> Any:
         """What is trained."""
-        return self.state.train.params
+        return self.current.train.params
+
+    @property
+    def state(self) -> LearnState:
+        """Everything of the models that a checkpoint holds, as it holds it."""
+        current = self.current
+        return LearnState(train=taken(current.train, self.place), ref=self.place.take(current.ref))
+
+    @state.setter
+    def state(self, state: LearnState) -> None:
+        self.current = LearnState(train=put(state.train, self.place), ref=self.place.put(state.ref))
 
     def measure(
         self, rows: PackedRows, counts: Mapping[str, Any], coefs: Mapping[str, Any], bounds: Bounds
@@ -141,14 +162,14 @@ class Learner:
         functions, params = self.functions, self.params
         state, metrics = take_step(
             functions.state,
-            self.state.train,
+            self.current.train,
             micro_rows(rows, self.micro_rows),
             lambda grads, micro: functions.accumulate(
                 grads, params, self.frozen, self.put(micro), counts, coefs, bounds
             ),
             step=step,
         )
-        self.state = self.state.replace(train=state)
+        self.current = self.current.replace(train=state)
         metrics["learning_rate"] = float(self.learning_rate(int(state.updates) - 1))
         if not np.isfinite(float(functions.state.norm(state.params))):
             raise NonFinite(

@@ -18,6 +18,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.heads import hidden_logprobs, token_values
 from jaxrl_llm.models.lora import LoraConfig, attach, merge
 from jaxrl_llm.models.moe import RouterStats, assigned_shares, load_balancing_part
+from jaxrl_llm.models.placement import FREE, Place
 from jaxrl_llm.models.transformer import Params, routed_forward
 from jaxrl_llm.trainers.state import StateFunctions, add_gradients, make_state_functions
 from jaxrl_llm.types import Batch
@@ -111,6 +112,7 @@ def make_train_functions(
     form: Form | None = None,
     router: RouterConfig | None = None,
     value_loss: Callable | None = None,
+    place: Place = FREE,
 ) -> TrainFunctions:
     """Compile-on-call functions for one model, one loss and one optimiser.
 
@@ -124,6 +126,7 @@ def make_train_functions(
         router: losses of the routers; None: none.
         value_loss: ``(values, batch, counts) → (contribution, metrics)`` of a critic that shares
             the decoder (`form.scored`).
+        place: where the policy lives; `model_config` is then `place.model`.
     """
     form, router = form or Form(), router or RouterConfig()
 
@@ -176,14 +179,14 @@ def make_train_functions(
                 total, metrics = total + part.astype(total.dtype), {**metrics, **router_metrics}
             return total, metrics
 
-        return add_gradients(contribution, grads, trained)
+        return add_gradients(contribution, grads, trained, place)
 
     return TrainFunctions(
-        state=make_state_functions(optimizer),
-        logprobs=jax.jit(logprobs, static_argnums=2),
-        values=jax.jit(values),
-        router_stats=jax.jit(lambda weights, batch: run(form.decoder(weights), batch)[1]),
-        accumulate=jax.jit(accumulate, static_argnums=8, donate_argnums=0),
+        state=make_state_functions(optimizer, place),
+        logprobs=place.jit(logprobs, static_argnums=2),
+        values=place.jit(values),
+        router_stats=place.jit(lambda weights, batch: run(form.decoder(weights), batch)[1]),
+        accumulate=place.jit(accumulate, static_argnums=8, donate_argnums=0),
     )
 
 

@@ -265,8 +265,8 @@ class PreferenceTrainer:
         # ── 3 · the reference follows, where it does ──────────────────────────────────────────────
         every = self.settings.ref_update_every
         if every and self.step % every == 0:
-            state = self.updater.state
-            self.updater.state = state.replace(ref=self.move(state.ref, state.train.params))
+            now = self.updater.current
+            self.updater.current = now.replace(ref=self.move(now.ref, now.train.params))
 
         self.num_tokens += int((rows.segment_ids > 0).sum())
         metrics |= {"kl": float(coefs["kl"])} if coefs else {}
@@ -299,7 +299,7 @@ class PreferenceTrainer:
         """The reference that is in memory, as (trained, frozen): under an adapter, its base."""
         if self.updater.frozen is not None:
             return None, self.updater.frozen if self.fixed_ref is None else self.fixed_ref
-        moving = self.updater.state.ref
+        moving = self.updater.current.ref
         return (self.fixed_ref if moving is None else moving), None
 
     @property

@@ -22,9 +22,8 @@ from jaxrl_llm.trainers.batching import pad_rollouts
 from jaxrl_llm.trainers.credit import credit
 from jaxrl_llm.trainers.memory import PeakMemory
 from jaxrl_llm.trainers.metrics import rollout_metrics
-from jaxrl_llm.trainers.policy import Weights
 from jaxrl_llm.trainers.rollouts import Rollouts, timed
-from jaxrl_llm.trainers.update import Updater
+from jaxrl_llm.trainers.update import Reference, Updater
 from jaxrl_llm.types import Rollout
 
 
@@ -38,7 +37,7 @@ class RLTrainer:
         updater: learns from a batch of rows; holds what is trained and its optimiser.
         learns: False only samples, judges and stores.
         to_sampler: moves parameters from the trainer's devices to the sampler's.
-        ref_weights: the reference policy, or None where its KL is not used.
+        reference: the policy that the KL is measured from, or None where none is.
         reward_parts: names of the rewards that count, in order.
         mask_truncated: completions that were cut off are judged and not trained on.
         longest_row: tokens that prompt and completion can have together.
@@ -51,7 +50,7 @@ class RLTrainer:
     updater: Updater
     learns: bool
     to_sampler: Callable[[Any], Any]
-    ref_weights: Weights | None
+    reference: Reference | None
     reward_parts: tuple[str, ...]
     mask_truncated: bool
     longest_row: int
@@ -90,9 +89,9 @@ class RLTrainer:
                 rollouts, longest=self.longest_row, mask_truncated=self.mask_truncated
             )
             if updater.takes_several_updates or algorithm.needs_rollout_logp:
-                batch = batch.replace(logp_old=updater.logprobs(updater.weights, batch)[0])
-            if self.ref_weights is not None:
-                batch = batch.replace(logp_ref=updater.logprobs(self.ref_weights, batch)[0])
+                batch = batch.replace(logp_old=updater.logprobs(batch)[0])
+            if self.reference is not None:
+                batch = batch.replace(logp_ref=self.reference.logprobs(batch))
             if algorithm.needs_values:
                 batch = batch.replace(values=updater.values(batch))
 

@@ -199,7 +199,9 @@ class RunDirectory:
             )
 
     def _check_same_config(self, diff: Callable) -> None:
-        changes = diff(self._read_json("config.json"), self._config)
+        changes = diff(
+            _without_meshes(self._read_json("config.json")), _without_meshes(self._config)
+        )
         if changes:
             raise RunDirectoryError(
                 f"{self.path} holds a run with another config: {'; '.join(changes)}",
@@ -235,6 +237,14 @@ def write_atomically(path: pathlib.Path, text: str) -> pathlib.Path:
     temporary.write_text(text)
     temporary.replace(path)
     return path
+
+
+def _without_meshes(config: Any) -> Any:
+    """A run may go on with other devices: its checkpoints fit every mesh."""
+    if not isinstance(config, dict):
+        return config
+    meshes = ("mesh", "ref_mesh")
+    return {k: _without_meshes(v) for k, v in config.items() if k not in meshes}
 
 
 def _move_aside(path: pathlib.Path) -> pathlib.Path:

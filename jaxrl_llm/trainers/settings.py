@@ -191,6 +191,8 @@ class RLConfig:
         task: where prompts and answers come from; any object with `load() -> (train, heldout)`.
         rewards: name → function or (function, weight); weight 0 is measured and shown but not
             learned from.
+        mesh: of the policy that is trained; of all others, too, unless they have their own.
+        ref_mesh: of the reference policy; None: as the policy's.
         lora: train low-rank adapters over the model in place of its own parameters; the sampler
             and the export get them merged in, and the reference policy is the model without them.
             Any of its fields turns it on: --lora.rank=16, alpha, targets, rslora, dora.
@@ -210,6 +212,7 @@ class RLConfig:
     rollouts: StoredConfig = StoredConfig()
     train: TrainConfig = TrainConfig()
     mesh: MeshConfig = MeshConfig()
+    ref_mesh: MeshConfig | None = None
     monitor: MonitorConfig = MonitorConfig()
     health: HealthConfig = HealthConfig()
 

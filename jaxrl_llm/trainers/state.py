@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from flax import struct
 
 from jaxrl_llm.errors import NonFinite
 from jaxrl_llm.models.layers import accumulation_dtype
+from jaxrl_llm.models.placement import FREE, Place
 from jaxrl_llm.trainers.metrics import Sums
 
 
@@ -49,34 +49,60 @@ class StateFunctions(NamedTuple):
     apply: Callable
 
 
-def make_state_functions(optimizer: optax.GradientTransformation) -> StateFunctions:
-    """Compile-on-call functions for one optimiser."""
+def make_state_functions(
+    optimizer: optax.GradientTransformation, place: Place = FREE
+) -> StateFunctions:
+    """Compile-on-call functions for one optimiser, over states that lie as `place` says."""
 
     def init(params: Any) -> TrainState:
         return TrainState(
-            updates=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params)
+            updates=jnp.zeros((), jnp.int32),
+            params=place.split(params, "parameters"),
+            opt_state=place.split(optimizer.init(params), "optimizer"),
         )
+
+    def zeros(params: Any) -> Any:
+        grads = jax.tree.map(lambda p: jnp.zeros_like(p, accumulation_dtype(p.dtype)), params)
+        return place.split(grads, "gradients")
 
     def apply(state: TrainState, grads: Any) -> TrainState:
         grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)
+        grads = place.split(grads, "optimizer")
         # Optax mixes its integer step count with floats, which strict promotion refuses.
         with jax.numpy_dtype_promotion("standard"):
             changes, opt_state = optimizer.update(grads, state.opt_state, state.params)
             params = optax.apply_updates(state.params, changes)
-        return TrainState(updates=state.updates + 1, params=params, opt_state=opt_state)
+        return TrainState(
+            updates=state.updates + 1,
+            params=place.split(params, "parameters"),
+            opt_state=place.split(opt_state, "optimizer"),
+        )
 
-    zeros = functools.partial(
-        jax.tree.map, lambda p: jnp.zeros_like(p, accumulation_dtype(p.dtype))
-    )
     return StateFunctions(
-        init=jax.jit(init, donate_argnums=0),
-        zeros=jax.jit(zeros),
-        norm=jax.jit(optax.tree.norm),
-        apply=jax.jit(apply, donate_argnums=0),
+        init=place.jit(init, donate_argnums=0),
+        zeros=place.jit(zeros),
+        norm=place.jit(optax.tree.norm),
+        apply=place.jit(apply, donate_argnums=0),
     )
 
 
-def add_gradients(contribution: Callable, grads: Any, trained: Any) -> tuple[Any, tuple[Any, Any]]:
+def taken(state: TrainState, place: Place) -> TrainState:
+    """A state as checkpoints hold it, with stacked layers [L, …], whatever the mesh."""
+    return state.replace(
+        params=place.take(state.params), opt_state=place.take(state.opt_state, "optimizer")
+    )
+
+
+def put(state: TrainState, place: Place) -> TrainState:
+    """The inverse of `taken`, on the mesh of `place`."""
+    return state.replace(
+        params=place.put(state.params), opt_state=place.put(state.opt_state, "optimizer")
+    )
+
+
+def add_gradients(
+    contribution: Callable, grads: Any, trained: Any, place: Place = FREE
+) -> tuple[Any, tuple[Any, Any]]:
     """Gradients plus those of ``contribution(trained) → (value, metrics)``, and (value, metrics).
 
     The contributions of all micro-batches of an optimiser batch sum to its loss, so gradients are
@@ -84,7 +110,7 @@ def add_gradients(contribution: Callable, grads: Any, trained: Any) -> tuple[Any
     """
     (value, metrics), new = jax.value_and_grad(contribution, has_aux=True)(trained)
     grads = jax.tree.map(lambda total, g: total + g.astype(total.dtype), grads, new)
-    return grads, (value, metrics)
+    return place.split(grads, "gradients"), (value, metrics)
 
 
 def take_step(

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.errors import NonFinite
+from jaxrl_llm.models.placement import FREE, Place
 from jaxrl_llm.trainers.batching import count_targets
 from jaxrl_llm.trainers.critic import Critic, value_metrics
 from jaxrl_llm.trainers.metrics import Sums
@@ -25,7 +26,7 @@ from jaxrl_llm.trainers.policy import (
     Weights,
     whole_batch_shares,
 )
-from jaxrl_llm.trainers.state import TrainState, take_step
+from jaxrl_llm.trainers.state import TrainState, put, take_step, taken
 from jaxrl_llm.types import Batch
 
 
@@ -44,6 +45,7 @@ class Updater:
         passes: how batches are gone through.
         kl_coef, entropy_coef: the current values of coefficients that adapt.
         critic: of the algorithms that have one; learns beside the policy.
+        place: where the policy lives.
     """
 
     algorithm: Algorithm
@@ -58,6 +60,7 @@ class Updater:
     entropy_coef: float
     applied_entropy_coef: float
     critic: Critic | None = None
+    place: Place = FREE
 
     @property
     def params(self) -> Any:
@@ -70,24 +73,21 @@ class Updater:
         return self.policy.params, self.frozen
 
     def merged(self) -> Any:
-        """The policy as plain parameters."""
-        if self.form == Form():
-            return self.params
-        return _merged(self.form, self.weights)
+        """The policy as plain parameters, with stacked layers [L, …]."""
+        whole = self.params if self.form == Form() else _merged(self.form, self.weights)
+        return self.place.take(whole)
 
     @property
     def state(self) -> Any:
         """Everything of the models that a checkpoint holds."""
-        if self.critic is None:
-            return self.policy
-        return {"policy": self.policy, "critic": self.critic.state}
+        policy = taken(self.policy, self.place)
+        return policy if self.critic is None else {"policy": policy, "critic": self.critic.saved}
 
     @state.setter
     def state(self, state: Any) -> None:
-        if self.critic is None:
-            self.policy = state
-        else:
-            self.policy, self.critic.state = state["policy"], state["critic"]
+        if self.critic is not None:
+            self.critic.saved, state = state["critic"], state["policy"]
+        self.policy = put(state, self.place)
 
     @property
     def takes_several_updates(self) -> bool:
@@ -101,20 +101,9 @@ class Updater:
         values = functools.partial(self.functions.values, self.weights)
         return self.passes.values(samples, values)
 
-    def logprobs(self, weights: Weights, samples: Batch) -> tuple[np.ndarray, np.ndarray]:
+    def logprobs(self, samples: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Log-probabilities and entropies of the trained tokens of samples, [N, T]."""
-        plan = self.passes.plan(samples)
-        rows = plan.pack(samples)
-        targets = count_targets(rows.mask)
-        parts = [
-            self.functions.logprobs(weights, self.passes.put(micro), targets)
-            for micro in plan.micro_batches(rows)
-        ]
-        logp, entropy = (
-            plan.unpack(np.concatenate(jax.device_get(values)), samples.mask)
-            for values in zip(*parts, strict=True)
-        )
-        return logp, entropy
+        return sample_logprobs(self.functions.logprobs, self.weights, self.passes, samples)
 
     def run(self, batch: Batch, step: int) -> dict[str, float]:
         """All optimiser steps of one rollout batch; returns their metrics, averaged.
@@ -157,7 +146,7 @@ class Updater:
         """One optimiser step. Counts come first, so that no split of the batch changes the loss."""
         stats = None
         if self.algorithm.needs_batch_stats:
-            stats = self.algorithm.batch_stats(*self.logprobs(self.weights, samples), samples)
+            stats = self.algorithm.batch_stats(*self.logprobs(samples), samples)
         plan = self.passes.plan(samples)
         rows = plan.pack(samples)
         targets = count_targets(rows.mask)
@@ -212,6 +201,40 @@ class Updater:
             self.entropy_coef, self.applied_entropy_coef = self.algorithm.next_entropy_coef(
                 self.entropy_coef, metrics["entropy"]
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """A policy that stays, and says how likely it finds samples.
+
+    Attributes:
+        weights: as of `policy.Form`.
+        compiled: `TrainFunctions.logprobs`, where the weights live.
+        passes: how samples come there.
+    """
+
+    weights: Weights
+    compiled: Callable
+    passes: Passes
+
+    def logprobs(self, samples: Batch) -> np.ndarray:
+        """Log-probabilities of the trained tokens of samples, [N, T]."""
+        return sample_logprobs(self.compiled, self.weights, self.passes, samples)[0]
+
+
+def sample_logprobs(
+    compiled: Callable, weights: Weights, passes: Passes, samples: Batch
+) -> tuple[np.ndarray, np.ndarray]:
+    """Log-probabilities and entropies of the trained tokens of samples, [N, T]."""
+    plan = passes.plan(samples)
+    rows = plan.pack(samples)
+    targets = count_targets(rows.mask)
+    parts = [compiled(weights, passes.put(micro), targets) for micro in plan.micro_batches(rows)]
+    logp, entropy = (
+        plan.unpack(np.concatenate(jax.device_get(values)), samples.mask)
+        for values in zip(*parts, strict=True)
+    )
+    return logp, entropy
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import AxisType
 
 from jaxrl_llm.errors import ConfigError
-from jaxrl_llm.sharding.mesh import MeshConfig, data_mesh, make_mesh, nearest, row_parts
+from jaxrl_llm.sharding.mesh import MeshConfig, make_mesh, nearest, row_parts
 
 
 def test_data_takes_what_the_other_axes_leave():
@@ -60,9 +60,3 @@ def test_what_is_named_as_nearest_works():
     make_mesh(MeshConfig(tensor=2))
     make_mesh(MeshConfig(tensor=4))
     make_mesh(MeshConfig(data=1, fsdp=4, tensor=2))
-
-
-def test_a_run_refuses_axes_that_it_would_not_use():
-    assert data_mesh(MeshConfig(data=4)).shape["data"] == 4
-    with pytest.raises(ConfigError, match=r"only use mesh\.data"):
-        data_mesh(MeshConfig(fsdp=2))

@@ -1,0 +1,108 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Where each role of a run lives, how it goes through a batch, and the critic."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.checkpoint.pretrained import load
+from jaxrl_llm.checkpoint.score_folder import is_score_folder, load_score_folder
+from jaxrl_llm.errors import ConfigError
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.placement import Placement
+from jaxrl_llm.sharding.mesh import MeshConfig
+from jaxrl_llm.trainers.batching import RowPlan, plan_rows
+from jaxrl_llm.trainers.critic import Critic, make_critic_functions
+from jaxrl_llm.trainers.passes import Passes
+from jaxrl_llm.trainers.settings import RLConfig
+from jaxrl_llm.types import Batch
+
+
+def place_for(
+    config: RLConfig, own: MeshConfig | None, name: str, model_config: ModelConfig
+) -> Placement:
+    """Where a role lives: on a mesh of its own, or on one like the policy's."""
+    if own is None:
+        return Placement.make(config.mesh, model_config)
+    return Placement.make(own, model_config, name=name)
+
+
+def build_passes(config: RLConfig, place: Placement, seed: int) -> Passes:
+    """How a model that lives at `place` goes through a batch: rows are laid out for its mesh."""
+    return Passes(
+        put=place.put_rows,
+        plan=row_planner(config, place.row_multiple),
+        epochs=config.train.epochs,
+        minibatches=config.train.minibatches,
+        group_size=config.sampler.group_size,
+        seed=seed,
+    )
+
+
+def row_planner(config: RLConfig, devices: int) -> Callable[[Batch], RowPlan]:
+    """How this run lays samples out in rows, on so many devices of the data axis."""
+    return functools.partial(
+        plan_rows,
+        layout=config.train.layout,
+        row_tokens=config.train.row_tokens or 1024,
+        micro_tokens=config.train.micro_tokens,
+        longest=config.sampler.max_prompt_tokens + config.sampler.max_new_tokens,
+        multiple=devices,
+    )
+
+
+def build_critic(
+    config: RLConfig,
+    algorithm: Algorithm,
+    model_config: ModelConfig,
+    params: Any,
+    seed: int,
+) -> Critic:
+    """A critic that starts from the policy's parameters, from another model, or a reward model."""
+    path, dtype = config.critic.path, jnp.dtype(config.model.dtype)
+    decoder_vocabulary, context = model_config.vocab_size, model_config.context
+    score = {"weight": jnp.zeros((1, model_config.hidden_size), dtype)}
+    decoder = params
+    if path is not None and is_score_folder(path):
+        model = load_score_folder(path, dtype)
+        model_config, decoder, score = model.config, model.params["decoder"], model.params["score"]
+    elif path is not None:
+        other = load(path, dtype)
+        model_config, decoder = other.config, other.params
+        score = {"weight": jnp.zeros((1, model_config.hidden_size), dtype)}
+    if score["weight"].shape[0] != 1:
+        raise ConfigError(
+            "the critic's folder is not that of a reward model",
+            got=f"{score['weight'].shape[0]} scores a token in {path}",
+            expected="one",
+        )
+    if model_config.vocab_size < decoder_vocabulary:
+        raise ConfigError(
+            "the critic does not know all tokens of the policy",
+            got=f"{model_config.vocab_size} tokens in {path}",
+            expected=f"at least {decoder_vocabulary}",
+        )
+    model_config = dataclasses.replace(model_config, context=context)
+    place = place_for(config, config.critic.mesh, "critic.mesh", model_config)
+    functions = make_critic_functions(
+        place.model, algorithm, config.critic, remat=config.model.remat, place=place
+    )
+    # The output head says nothing of values: it is left out, and what the policy gives is copied.
+    decoder = {name: value for name, value in decoder.items() if name != "head"}
+    first = place.put({"decoder": decoder, "score": score})
+    return Critic(
+        algorithm=algorithm,
+        functions=functions,
+        state=functions.state.init(jax.tree.map(jnp.copy, first)),
+        passes=build_passes(config, place, seed),
+        warmup_steps=config.critic.warmup_steps,
+        place=place,
+    )

@@ -1,0 +1,113 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Several processes take the steps of one; a lost one ends the others with a line."""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from mesh_problems import cache_variables
+
+from jaxrl_llm.errors import ConfigError
+from jaxrl_llm.sharding.processes import ProcessConfig, Watchdog
+
+SCRIPT = pathlib.Path(__file__).with_name("process_steps.py")
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        return s.getsockname()[1]
+
+
+def launch(processes, devices, mesh, *more):
+    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
+    port = free_port()
+    return [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(port), str(processes), str(i), mesh, *more],
+            env={**os.environ, **cache_variables(), "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(processes)
+    ]
+
+
+@contextlib.contextmanager
+def running(*how):
+    group = launch(*how)
+    try:
+        yield group
+    finally:
+        for process in group:
+            process.kill()
+            process.wait()
+
+
+def results(*how):
+    with running(*how) as group:
+        texts = [process.communicate(timeout=200) for process in group]
+        assert [process.returncode for process in group] == [0] * len(group), texts[0][1][-2000:]
+    return [json.loads(out.splitlines()[-1]) for out, _ in texts]
+
+
+@pytest.mark.parametrize(
+    ("processes", "devices", "mesh", "rows"),
+    [
+        (2, 2, "data=2,fsdp=2", 16),
+        pytest.param(2, 2, "data=2,tensor=2", 16, marks=pytest.mark.full),
+        pytest.param(2, 2, "data=1,pipeline=2,fsdp=2", 32, marks=pytest.mark.full),
+        pytest.param(4, 1, "data=1,pipeline=4", 32, marks=pytest.mark.full),
+    ],
+)
+def test_processes_take_the_steps_of_one(processes, devices, mesh, rows):
+    (alone,) = results(1, processes * devices, mesh)
+    for one in results(processes, devices, mesh):
+        assert one["devices"] == 4 and one["rows"] == rows
+        assert not one["addressable"]
+        for (loss, norm), (loss1, norm1) in zip(one["steps"], alone["steps"], strict=True):
+            assert abs(loss - loss1) <= 1e-6 * abs(loss1)
+            assert abs(norm - norm1) <= 1e-6 * abs(norm1)
+    assert alone["addressable"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_process_is_one_line_on_the_others(stop):
+    with running(2, 2, "data=2,fsdp=2", "hang") as (first, second):
+        assert json.loads(second.stdout.readline()) == {"step": 1}
+        os.kill(second.pid, stop)
+        start = time.monotonic()
+        _, errors = first.communicate(timeout=100)
+        assert first.returncode == 2
+        # Three seconds, a look every half a second, and a busy machine.
+        assert time.monotonic() - start < 20
+    lines = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, errors[-2000:]
+    assert re.fullmatch(
+        r"error: process 1 of 2 is lost or late · got no sign .* 3.0 s · .*", lines[0]
+    )
+
+
+def test_settings_of_processes():
+    with pytest.raises(ConfigError, match="go together"):
+        ProcessConfig(coordinator="localhost:1")
+    with pytest.raises(ConfigError, match="0 … 1"):
+        ProcessConfig("localhost:1", 2, 2)
+    with pytest.raises(ConfigError, match="lost_after"):
+        ProcessConfig(lost_after=0)
+
+
+def test_one_process_has_nobody_to_watch():
+    with Watchdog(0.1, end=pytest.fail):
+        time.sleep(0.3)

@@ -1,0 +1,75 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Runs from the command line, every role on its own mesh, against the same run on one device."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from jaxrl_llm.train import main
+
+BASE = ["--config=tiny_grpo.py", "--train.seed=3", "--train.eval_every=0", "--train.steps=2"]
+BASE += ["--algo.name=ppo", "--algo.kl_coef=0.05", "--train.checkpoint_every=1"]
+ALONE = ["--mesh.data=1"]
+APART = ["--mesh.data=1", "--mesh.fsdp=2", "--mesh.pipeline=2", "--mesh.tensor=2"]
+APART += ["--ref_mesh.fsdp=8", "--critic.mesh.data=4", "--critic.mesh.tensor=2"]
+OTHER = ["--mesh.data=2", "--mesh.tensor=4", "--critic.mesh.data=2", "--critic.mesh.fsdp=4"]
+COMPARED = ("loss", "kl", "entropy", "grad_norm", "value/loss", "value/grad_norm", "value/mean")
+
+
+def steps(run):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {row["step"]: row for row in lines if "loss" in row}
+
+
+def assert_same(row, other):
+    for name in COMPARED:
+        assert row[name] == pytest.approx(other[name], rel=1e-4, abs=1e-6), name
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    args = [f"--rollouts.write={folder / 'store'}", f"--run-dir={folder / 'run'}"]
+    assert main([*BASE, *ALONE, *args]) == 0
+    return folder
+
+
+@pytest.mark.full
+def test_every_role_on_its_own_mesh(alone, tmp_path):
+    run = tmp_path / "run"
+    args = [f"--rollouts.read={alone / 'store'}", f"--run-dir={run}"]
+    assert main([*BASE, *APART, *args]) == 0
+    expected, found = steps(alone / "run"), steps(run)
+    assert_same(found[1], expected[1])
+
+    # The run is cut back to its first checkpoint and goes on with other meshes.
+    (run / "DONE").unlink()
+    shutil.rmtree(run / "checkpoints" / "2")
+    assert main([*BASE, *OTHER, *args]) == 0
+    assert_same(steps(run)[2], found[2])
+
+    one, other = (load_file(r / "export" / "model.safetensors") for r in (alone / "run", run))
+    assert {k: v.shape for k, v in one.items()} == {k: v.shape for k, v in other.items()}
+    # Adam's first steps are as long for a gradient that is rounding as for any other.
+    apart = np.concatenate([np.abs(one[k] - other[k]).ravel() for k in one])
+    assert np.mean(apart > 1e-3) < 0.02
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("wrong", "way"),
+    [
+        (["--mesh.tensor=8"], "--mesh.tensor=4"),
+        (["--mesh.data=1", "--mesh.pipeline=3"], "--mesh.pipeline=2"),
+        (["--critic.mesh.tensor=8"], "--critic.mesh.tensor=4"),
+        (["--ref_mesh.fsdp=3"], "--ref_mesh.fsdp=2 or 4"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_one_line(wrong, way, tmp_path, capsys):
+    assert main([*BASE, *wrong, f"--run-dir={tmp_path / 'run'}"]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and f"try: {way}" in lines[0], lines
