@@ -88,6 +88,7 @@ class Watchdog:
         self._over = threading.Event()
         self._heard: dict[int, tuple[str, float]] = {}
         self._answered = time.monotonic()
+        self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> Watchdog:
         if jax.process_count() > 1:
@@ -95,8 +96,12 @@ class Watchdog:
             others = (i for i in range(jax.process_count()) if i != jax.process_index())
             self._heard = {i: ("", now) for i in others}
             # A call to a stopped coordinator hangs: who judges must not be the one who calls.
-            for work in (self._tell, self._judge):
-                threading.Thread(target=work, daemon=True, name=f"watchdog {work.__name__}").start()
+            self._threads = [
+                threading.Thread(target=work, daemon=True, name=f"watchdog {work.__name__}")
+                for work in (self._tell, self._judge)
+            ]
+            for thread in self._threads:
+                thread.start()
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
@@ -104,6 +109,8 @@ class Watchdog:
         if broken and self._heard:
             self._over.wait(self._lost_after + 2 * self._every)
         self._over.set()
+        for thread in self._threads:
+            thread.join(self._lost_after + 5.0)  # the verdict may be on its way
         if self._heard and error is None:
             _client().key_value_set(f"{_BEATS}{jax.process_index()}", _DONE, allow_overwrite=True)
 

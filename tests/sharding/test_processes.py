@@ -85,7 +85,8 @@ def test_processes_take_the_steps_of_one(processes, devices, mesh, rows):
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_process_is_one_line_on_the_others(stop):
     with running(2, 2, "data=2,fsdp=2", "hang") as (first, second):
-        assert json.loads(second.stdout.readline()) == {"step": 1}
+        # Gloo says something first.
+        assert any(line == '{"step": 1}\n' for line in second.stdout)
         os.kill(second.pid, stop)
         start = time.monotonic()
         _, errors = first.communicate(timeout=100)
