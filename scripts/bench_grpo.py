@@ -103,7 +103,7 @@ def serve_ours(folder: str, steps: int) -> None:
     """Our own step, with the settings of `configs/grpo.py` where they matter."""
     from jaxrl_llm.checkpoint.pretrained import load
     from jaxrl_llm.data.curriculum import CurriculumConfig, make_stream
-    from jaxrl_llm.sharding.mesh import MeshConfig, make_mesh
+    from jaxrl_llm.sharding.mesh import MeshConfig
     from jaxrl_llm.text.chat import encode_prompt
     from jaxrl_llm.trainers.build import build_trainer
     from jaxrl_llm.trainers.settings import RLConfig, SamplerConfig, TrainConfig
@@ -134,9 +134,7 @@ def serve_ours(folder: str, steps: int) -> None:
         seed=1,
         batch=PROMPTS,
     )
-    trainer = build_trainer(
-        config, model.config, model.params, tokenizer, make_mesh(config.mesh), 1, stream
-    )
+    trainer = build_trainer(config, model.config, model.params, tokenizer, 1, stream)
     del model
     print("ready", flush=True)
     for _ in range(steps):

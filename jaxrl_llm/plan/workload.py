@@ -23,9 +23,10 @@ from jaxrl_llm.plan.flops import Pass
 from jaxrl_llm.rollout.settings import EngineConfig, default_pool
 from jaxrl_llm.sharding.mesh import MeshConfig
 from jaxrl_llm.trainers.batching import count_targets
-from jaxrl_llm.trainers.build import engine_config, row_planner, total_updates
+from jaxrl_llm.trainers.build import engine_config, total_updates
 from jaxrl_llm.trainers.dry_run import longest_samples
 from jaxrl_llm.trainers.optimizers import OptimizerConfig
+from jaxrl_llm.trainers.roles import row_planner
 from jaxrl_llm.trainers.settings import RLConfig, counting_rewards, resolve_algorithm
 from jaxrl_llm.trainers.supervised_settings import PreferenceConfig, RewardConfig, SFTConfig
 
