@@ -26,6 +26,7 @@ from jaxrl_llm.models.lora import init_adapter
 from jaxrl_llm.models.placement import FREE, Place, Placement
 from jaxrl_llm.rollout.engine import Engine, EngineConfig, SamplingParams
 from jaxrl_llm.sharding.mesh import make_mesh
+from jaxrl_llm.sharding.reshard import reshard
 from jaxrl_llm.text.chat import encode_prompt
 from jaxrl_llm.text.tokenizer import Tokenizer
 from jaxrl_llm.trainers.critic import shared_optimizer
@@ -115,11 +116,11 @@ def build_trainer(
     form = policy_form(config, algorithm)
     place = Placement.make(config.mesh, model_config)
     functions = build_functions(config, algorithm, place.model, place)
-    # The sampler runs on the mesh's first device; the update on all of them.
-    sampler_device = jax.sharding.SingleDeviceSharding(place.mesh.devices.flat[0])
+    # The sampler runs on the first device of each process; the update on all of them.
+    sampler_device = jax.sharding.SingleDeviceSharding(place.mesh.local_devices[0])
 
     def to_sampler(params):
-        return jax.device_put(params, sampler_device)
+        return jax.tree.map(lambda x: reshard(x, sampler_device), params)
 
     engine = Engine(model_config, to_sampler(params), engine_config(sampler))
     critic = None

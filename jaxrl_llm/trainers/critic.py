@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -199,8 +198,8 @@ class Critic:
 
     def values(self, samples: Batch) -> np.ndarray:
         """``V(s_t)`` of the trained tokens of samples, [N, T]."""
-        values = functools.partial(self.functions.values, self.state.params)
-        return self.passes.values(samples, values)
+        params = self.state.params
+        return self.passes.values(samples, lambda rows, _: self.functions.values(params, rows))
 
     def run(self, batch: Batch, step: int) -> dict[str, float]:
         """All updates of one rollout batch; `batch` has `values` and `returns`.

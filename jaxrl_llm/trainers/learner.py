@@ -21,6 +21,7 @@ from flax import struct
 from jaxrl_llm.data.packing import PackedRows
 from jaxrl_llm.errors import NonFinite
 from jaxrl_llm.models.placement import FREE, Place
+from jaxrl_llm.sharding.reshard import fetch
 from jaxrl_llm.trainers.state import (
     StateFunctions,
     TrainState,
@@ -200,6 +201,6 @@ def map_rows(
     put: Callable[[PackedRows], PackedRows],
 ) -> Any:
     """`function` of the rows, a piece at a time, its arrays joined again on the host."""
-    parts = [jax.device_get(function(put(micro))) for micro in micro_rows(rows, size)]
+    parts = [fetch(function(put(micro))) for micro in micro_rows(rows, size)]
     total = rows.tokens.shape[0]
     return jax.tree.map(lambda *arrays: np.concatenate(arrays)[:total], *parts)

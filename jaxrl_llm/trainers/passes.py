@@ -11,7 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm.trainers.batching import RowPlan, take_rows
+from jaxrl_llm.sharding.reshard import fetch
+from jaxrl_llm.trainers.batching import RowPlan, count_targets, take_rows
 from jaxrl_llm.types import Batch
 
 
@@ -34,13 +35,19 @@ class Passes:
     group_size: int
     seed: int
 
-    def values(self, samples: Batch, function: Callable[[Batch], Any]) -> Any:
-        """What `function` gives of rows, [R, W], as [N, T] of the samples' trained tokens."""
+    def values(self, samples: Batch, function: Callable[[Batch, int], Any]) -> Any:
+        """What `function` gives of rows, [R, W], as [N, T] of the samples' trained tokens.
+
+        Args:
+            function: of rows on the mesh, and the most trained tokens that a row has.
+        """
         plan = self.plan(samples)
-        parts = [function(self.put(micro)) for micro in plan.micro_batches(plan.pack(samples))]
+        rows = plan.pack(samples)
+        targets = count_targets(rows.mask)
+        parts = [function(self.put(micro), targets) for micro in plan.micro_batches(rows)]
         return jax.tree.map(
             lambda *arrays: plan.unpack(np.concatenate(arrays), samples.mask),
-            *jax.device_get(parts),
+            *fetch(parts),
         )
 
     def cut(self, batch: Batch, step: int, epoch: int) -> Iterator[Batch]:

@@ -24,6 +24,7 @@ from jaxrl_llm.data.encode import Unit
 from jaxrl_llm.data.packing import PackedRows, pack_step
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.score_heads import token_scores
+from jaxrl_llm.sharding.reshard import fetch
 from jaxrl_llm.trainers.learner import Bounds, Learner, Loss, micro_rows
 from jaxrl_llm.trainers.metrics import Sums
 
@@ -155,8 +156,8 @@ class RewardTrainer:
             if self.kind == "pairs":
                 learner, put = self.updater, self.updater.put(micro)
                 found = self.scores(learner.params, learner.frozen, put, bounds.slots)
-                scores = jax.device_get(found)
-                valid = jax.device_get(pair_places(put, bounds.slots))
+                scores = fetch(found)
+                valid = jax.device_get(pair_places(micro, bounds.slots))
                 differences.append((scores[:, 0::2] - scores[:, 1::2]).reshape(-1)[valid])
         means = sums.means()
         result = {f"eval/{name}": value for name, value in means.items()}

@@ -98,12 +98,13 @@ class Updater:
         """What the critic expects before each trained token of samples, [N, T]."""
         if self.critic is not None:
             return self.critic.values(samples)
-        values = functools.partial(self.functions.values, self.weights)
-        return self.passes.values(samples, values)
+        weights = self.weights
+        return self.passes.values(samples, lambda rows, _: self.functions.values(weights, rows))
 
     def logprobs(self, samples: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Log-probabilities and entropies of the trained tokens of samples, [N, T]."""
-        return sample_logprobs(self.functions.logprobs, self.weights, self.passes, samples)
+        logprobs = functools.partial(self.functions.logprobs, self.weights)
+        return self.passes.values(samples, logprobs)
 
     def run(self, batch: Batch, step: int) -> dict[str, float]:
         """All optimiser steps of one rollout batch; returns their metrics, averaged.
@@ -219,22 +220,7 @@ class Reference:
 
     def logprobs(self, samples: Batch) -> np.ndarray:
         """Log-probabilities of the trained tokens of samples, [N, T]."""
-        return sample_logprobs(self.compiled, self.weights, self.passes, samples)[0]
-
-
-def sample_logprobs(
-    compiled: Callable, weights: Weights, passes: Passes, samples: Batch
-) -> tuple[np.ndarray, np.ndarray]:
-    """Log-probabilities and entropies of the trained tokens of samples, [N, T]."""
-    plan = passes.plan(samples)
-    rows = plan.pack(samples)
-    targets = count_targets(rows.mask)
-    parts = [compiled(weights, passes.put(micro), targets) for micro in plan.micro_batches(rows)]
-    logp, entropy = (
-        plan.unpack(np.concatenate(jax.device_get(values)), samples.mask)
-        for values in zip(*parts, strict=True)
-    )
-    return logp, entropy
+        return self.passes.values(samples, functools.partial(self.compiled, self.weights))[0]
 
 
 @functools.partial(jax.jit, static_argnums=0)
