@@ -8,17 +8,24 @@
 --fresh            move an earlier run of this config aside and start another
 --run-dir=PATH     where the run is written; default: runs/<config>
 --devices=KIND[:N] cpu, cuda or tpu; cpu:8 makes 8 CPU devices
+--coordinator=HOST:PORT --processes=N --process=I
+                   this is process I of N, which train together: the same command in each, and
+                   host and port of process 0; --coordinator=auto where the cluster knows all that
+--lost-after=60    seconds after which a process that gives no sign of life ends the others
 --algo.kl_coef=…   any field of the config
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 from jaxrl_llm.errors import ConfigError, UserError
+from jaxrl_llm.sharding.processes import ProcessConfig, Watchdog, of_first, several
 from jaxrl_llm.trainers.devices import choose_devices
 
 
@@ -32,6 +39,26 @@ class Launch:
     fresh: bool = False
     run_dir: str | None = None
     devices: str | None = None
+    coordinator: str | None = None
+    processes: int | None = None
+    process: int | None = None
+    lost_after: float | None = None
+
+    def group(self) -> ProcessConfig:
+        """The processes that train together."""
+        after = {} if self.lost_after is None else {"lost_after": self.lost_after}
+        return ProcessConfig(self.coordinator, self.processes, self.process, **after)
+
+
+_VALUES: dict[str, Callable[[str], Any]] = {
+    "config": str,
+    "run_dir": str,
+    "devices": str,
+    "coordinator": str,
+    "processes": int,
+    "process": int,
+    "lost_after": float,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,8 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(__doc__)
                 return 0
             raise ConfigError("no config is named", hint="--config=grpo.py, or --help")
-        choose_devices(launch.devices)
-        return run(launch, overrides)
+        group = launch.group()
+        choose_devices(launch.devices, None if launch.help else group)
+        with Watchdog(group.lost_after):
+            return run(launch, overrides)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -62,6 +91,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
+def leave(code: int) -> NoReturn:
+    """End the program; with an error at once, as the others may wait where this one won't come."""
+    if code and several():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 def parse(argv: Sequence[str]) -> tuple[Launch, list[str]]:
     """Split the command line into launch options and overrides of config fields."""
     launch, rest = Launch(), []
@@ -76,10 +114,15 @@ def parse(argv: Sequence[str]) -> tuple[Launch, list[str]]:
             if equals:
                 raise ConfigError(f"--{name.replace('_', '-')} takes no value", got=word)
             setattr(launch, name, True)
-        elif word.startswith("--") and name in ("config", "run_dir", "devices"):
+        elif word.startswith("--") and name in _VALUES:
+            flag = f"--{name.replace('_', '-')}"
             if not equals and not words:
-                raise ConfigError(f"--{name.replace('_', '-')} needs a value", hint=f"{word}=…")
-            setattr(launch, name, value if equals else words.pop(0))
+                raise ConfigError(f"{flag} needs a value", hint=f"{word}=…")
+            text = value if equals else words.pop(0)
+            try:
+                setattr(launch, name, _VALUES[name](text))
+            except ValueError as error:
+                raise ConfigError(f"{flag} is not a number", got=text) from error
         else:
             rest.append(word)
     return launch, rest
@@ -88,7 +131,7 @@ def parse(argv: Sequence[str]) -> tuple[Launch, list[str]]:
 def run(launch: Launch, overrides: Sequence[str]) -> int:
     from jaxrl_llm import config as configs
     from jaxrl_llm.trainers.loop import train
-    from jaxrl_llm.trainers.run_directory import RunDirectory
+    from jaxrl_llm.trainers.run_directory import open_together
     from jaxrl_llm.trainers.runs import kind_of_run
 
     path = configs.find_config(launch.config or "")
@@ -103,15 +146,22 @@ def run(launch: Launch, overrides: Sequence[str]) -> int:
         return 0
     place = pathlib.Path(launch.run_dir or pathlib.Path("runs") / path.stem)
     settings = configs.to_dict(config)
-    directory = RunDirectory(
+    directory = open_together(
         place,
         settings,
         diff=configs.diff,
         seed=config.train.seed,
         fresh=launch.fresh,
     )
-    if directory.done.exists():
-        print(kind.finished_text(directory.path, directory.read_result()))
+    finished = of_first(
+        lambda: (
+            kind.finished_text(directory.path, directory.read_result())
+            if directory.done.exists()
+            else None
+        )
+    )
+    if finished is not None:
+        print(finished)
         return 0
     with directory.undone_on_error():
         built = kind.build(config, directory, settings)
@@ -119,4 +169,4 @@ def run(launch: Launch, overrides: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -135,31 +134,9 @@ class Placement:
         return self._move(tree, onto, "round")
 
     def put_rows(self, tree: Any) -> Any:
-        """Arrays [N, …] with their rows split over the mesh."""
+        """Arrays [N, …] with their rows split over the mesh: of several processes each hands the
+        rows of its own devices over."""
         return jax.tree.map(lambda x: reshard(x, rows(self.mesh)), tree)
-
-    def local_rows(self, count: int) -> slice:
-        """Which of so many rows the devices of this process work on."""
-        parts = rows(self.mesh).addressable_devices_indices_map((count,)).values()
-        bounds = sorted({part[0].indices(count)[:2] for part in parts})
-        gaps = any(a[1] != b[0] for a, b in itertools.pairwise(bounds))
-        assert not gaps, f"rows of this process are apart: {bounds}"
-        return slice(bounds[0][0], bounds[-1][1])
-
-    def put_local_rows(self, tree: Any) -> Any:
-        """Arrays of the rows of this process alone (`local_rows`) → arrays of all processes."""
-        total = row_parts(self.mesh)
-
-        def put(x):
-            # Each part of the rows is on some devices of this process, or on none.
-            mine = {i[0].start for i in self._row_parts_here()}
-            count = x.shape[0] // len(mine) * total
-            return jax.make_array_from_process_local_data(rows(self.mesh), x, (count, *x.shape[1:]))
-
-        return jax.tree.map(put, tree)
-
-    def _row_parts_here(self) -> Any:
-        return rows(self.mesh).addressable_devices_indices_map((row_parts(self.mesh),)).values()
 
     def stage(self, tree: Any) -> Any:
         """Stacked layers [L, …] in the form of this mesh: [v, S, k, …] for a pipeline."""

@@ -104,6 +104,13 @@ def make_mesh(
     data = len(devices) // config.copy_devices if config.data == -1 else config.data
     shape = (config.pipeline, data, config.fsdp, config.tensor)
     count = math.prod(shape)
+    left = {d.process_index for d in devices} - {d.process_index for d in devices[:count]}
+    if left:
+        raise ConfigError(
+            f"{name} has no device of process {min(left)}, which would have nothing to do",
+            got=f"{count} of {len(devices)} devices",
+            hint=f"--{name}.data=-1",
+        )
     auto = (AxisType.Auto,) * len(AXES)
     if count == len(devices) > 1 and devices[0].platform == "tpu":
         # Follows the torus, where neighbours are not those of the list.

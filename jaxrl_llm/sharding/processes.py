@@ -5,19 +5,27 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
+import pickle
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental.multihost_utils import process_allgather
 
-from jaxrl_llm.errors import ConfigError, LostProcess
+from jaxrl_llm.errors import ConfigError, LostProcess, UserError
 
+_EXCHANGES = itertools.count()
+_FOREVER_MS = 2**31 - 1
 _BEATS = "jaxrl_llm/beat/"
 _DONE = "done"
+_FAILED = "failed "
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,10 +33,10 @@ class ProcessConfig:
     """The processes of a run.
 
     Attributes:
-        coordinator: host:port of process 0; None on TPU pods and Slurm, which know it, and for a
-            single process.
-        processes: how many there are; None where the cluster knows.
-        index: which of them this is; None where the cluster knows.
+        coordinator: host:port of process 0, or "auto" where the cluster knows all three: TPU pods,
+            Slurm, Kubernetes. None: a single process, or one of several tasks of a Slurm step.
+        processes: how many there are.
+        index: which of them this is.
         lost_after: seconds without a sign of life after which a process counts as lost; the others
             then end with one line, and the next start resumes.
     """
@@ -39,30 +47,119 @@ class ProcessConfig:
     lost_after: int | float = 60.0
 
     def __post_init__(self) -> None:
-        given = [x is not None for x in (self.coordinator, self.processes, self.index)]
-        if any(given) and not all(given):
+        numbers = [x is not None for x in (self.processes, self.index)]
+        needed = self.coordinator not in (None, "auto")
+        if numbers != [needed, needed]:
             raise ConfigError(
-                "coordinator, processes and index go together",
+                "--coordinator=HOST:PORT, --processes and --process go together",
                 got=f"{self.coordinator}, {self.processes}, {self.index}",
-                hint="all three, or none on a cluster that knows them",
+                hint="all three; or --coordinator=auto on a cluster that knows them",
             )
-        if self.processes is not None and not 0 <= self.index < self.processes:
+        if needed and not re.fullmatch(r"[^\s:]+(:[^\s:]+)*:[0-9]{1,5}", self.coordinator):
+            raise ConfigError(
+                "--coordinator is no address", got=self.coordinator, expected="HOST:PORT, or auto"
+            )
+        if needed and not 0 <= self.index < self.processes:
             raise ConfigError(
                 "no such process", got=self.index, expected=f"0 … {self.processes - 1}"
             )
-        if self.lost_after <= 0:
-            raise ConfigError("lost_after is no time", got=self.lost_after, expected="> 0 s")
+        if not 0 < self.lost_after < float("inf"):
+            raise ConfigError(
+                "--lost-after is no time", got=self.lost_after, expected="seconds, > 0"
+            )
+
+    @property
+    def several(self) -> bool:
+        """Whether there are others, as far as this process is told."""
+        # What `srun` sets; a script that Slurm runs once, before its steps, has none of it.
+        tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
+        return self.coordinator is not None or (tasks.isdecimal() and int(tasks) > 1)
 
 
 def start(config: ProcessConfig) -> None:
-    """Join the other processes; before anything else of JAX is used."""
-    # `Watchdog` tells of a lost process before JAX does, which would leave a stack of C++.
-    jax.distributed.initialize(
-        config.coordinator,
-        config.processes,
-        config.index,
-        heartbeat_timeout_seconds=max(int(10 * config.lost_after), 10),
-    )
+    """Join the other processes, if there are any; before anything else of JAX is used.
+
+    Raises:
+        ConfigError: the cluster does not know of other processes, or they can't be reached.
+    """
+    if not config.several:
+        return
+    # On a CPU this is how processes reach each other.
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    try:
+        # `Watchdog` tells of a lost process before JAX does, which would leave a stack of C++.
+        jax.distributed.initialize(
+            None if config.coordinator == "auto" else config.coordinator,
+            config.processes,
+            config.index,
+            heartbeat_timeout_seconds=max(int(10 * config.lost_after), 10),
+        )
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(
+            "the processes of this run do not find each other",
+            got=str(error).strip().splitlines()[0],
+            hint="--coordinator=HOST:PORT of process 0, --processes and --process in each",
+        ) from error
+
+
+def several() -> bool:
+    """Whether there are other processes; asking starts no backend of JAX where there are none."""
+    return jax.distributed.is_initialized() and jax.process_count() > 1
+
+
+def is_first() -> bool:
+    """Whether this process writes what all have in common."""
+    return not several() or jax.process_index() == 0
+
+
+def exchange(value: Any) -> list[Any]:
+    """What each process has, in order of the processes; all call this together.
+
+    Args:
+        value: anything that can be pickled; the processes are one program and trust each other.
+    """
+    if not several():
+        return [value]
+    # Who comes late is waited for here, where there is no limit of a collective; `Watchdog` ends
+    # the wait for one that is lost.
+    _client().wait_at_barrier(f"jaxrl_llm/exchange/{next(_EXCHANGES)}", _FOREVER_MS)
+    mine = np.frombuffer(pickle.dumps(value), np.uint8)
+    sizes = process_allgather(np.asarray([mine.size], np.int32))[:, 0]
+    # Few lengths, so that few programs are compiled.
+    padded = np.zeros(1 << int(sizes.max() - 1).bit_length(), np.uint8)
+    padded[: mine.size] = mine
+    parts = zip(process_allgather(padded), sizes, strict=True)
+    return [pickle.loads(part[:size].tobytes()) for part, size in parts]
+
+
+def share(items: Sequence[Any]) -> Sequence[Any]:
+    """What this process works on: each gets another part, and together all."""
+    return items[jax.process_index() :: jax.process_count()] if several() else items
+
+
+def gathered(items: Sequence[Any]) -> list[Any]:
+    """What all processes made of their shares, one process's after another's."""
+    return [item for part in exchange(items) for item in part]
+
+
+def of_first(make: Callable[[], Any]) -> Any:
+    """What `make` returns in process 0, in all of them; it is called nowhere else.
+
+    Raises:
+        UserError: that of process 0, in all of them.
+    """
+    if not several():
+        return make()
+    outcome = None
+    if is_first():
+        try:
+            outcome = make(), None
+        except UserError as error:
+            outcome = None, error
+    found, error = exchange(outcome)[0]
+    if error is not None:
+        raise error
+    return found
 
 
 class Watchdog:
@@ -71,10 +168,11 @@ class Watchdog:
         with Watchdog(lost_after=60.0):
             …                           # training
 
-    Every process tells JAX's coordination service that it lives, and looks at what the others
-    tell. An error of JAX inside the block, as when a connection breaks, waits for the verdict: if
-    there is none, it goes on its way. With a single process nothing happens. The loss of process
-    0, where the service runs, JAX itself tells the others, in its own words, and ends them.
+    Every process tells JAX's coordination service that it lives, or with which error it ended, and
+    looks at what the others tell. An error of JAX inside the block, as when a connection breaks,
+    waits for the verdict: if there is none, it goes on its way. With a single process nothing
+    happens. The loss of process 0, where the service runs, JAX itself tells the others, in its own
+    words, and ends them.
 
     Args:
         lost_after: seconds.
@@ -91,7 +189,7 @@ class Watchdog:
         self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> Watchdog:
-        if jax.process_count() > 1:
+        if several():
             self._answered = now = time.monotonic()
             others = (i for i in range(jax.process_count()) if i != jax.process_index())
             self._heard = {i: ("", now) for i in others}
@@ -105,14 +203,15 @@ class Watchdog:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
-        broken = isinstance(error, jax.errors.JaxRuntimeError)
-        if broken and self._heard:
+        if not self._heard:
+            return
+        if isinstance(error, jax.errors.JaxRuntimeError):
             self._over.wait(self._lost_after + 2 * self._every)
         self._over.set()
         for thread in self._threads:
             thread.join(self._lost_after + 5.0)  # the verdict may be on its way
-        if self._heard and error is None:
-            _client().key_value_set(f"{_BEATS}{jax.process_index()}", _DONE, allow_overwrite=True)
+        last = _DONE if error is None else _FAILED + " ".join(str(error).split())[:500]
+        _client().key_value_set(f"{_BEATS}{jax.process_index()}", last, allow_overwrite=True)
 
     def _tell(self) -> None:
         client, count = _client(), 0
@@ -128,26 +227,32 @@ class Watchdog:
                 self._answered = now = time.monotonic()
                 for i, (last, _) in list(self._heard.items()):
                     beat = beats.get(f"{_BEATS}{i}", "")
-                    if beat != last or beat == _DONE:
+                    if beat.startswith(_FAILED) or beat == _DONE or beat != last:
                         self._heard[i] = (beat, now)
             self._over.wait(self._every)
 
     def _judge(self) -> None:
         while not self._over.wait(self._every / 2):
-            now = time.monotonic()
-            lost = [i for i, (_, when) in self._heard.items() if now - when > self._lost_after]
-            if now - self._answered > self._lost_after:
-                lost = [0]  # nobody answers for the others, either
-            if lost:
+            verdict = self._verdict(time.monotonic())
+            if verdict is not None:
                 self._over.set()
-                self._end(
-                    LostProcess(
-                        f"process {lost[0]} of {jax.process_count()} is lost or late",
-                        got=f"no sign of life for {self._lost_after} s",
-                        hint="start all processes again: the run continues from its checkpoint",
-                    )
-                )
+                self._end(verdict)
                 return
+
+    def _verdict(self, now: float) -> LostProcess | None:
+        count = jax.process_count()
+        again = "start all processes again: the run continues from its checkpoint"
+        for i, (beat, _) in self._heard.items():
+            if beat.startswith(_FAILED):
+                what = f"process {i} of {count} ended with an error"
+                return LostProcess(what, got=beat.removeprefix(_FAILED), hint=again)
+        lost = [i for i, (_, when) in self._heard.items() if now - when > self._lost_after]
+        if now - self._answered > self._lost_after:
+            lost = [0]  # nobody answers for the others, either
+        if not lost:
+            return None
+        what = f"process {lost[0]} of {count} is lost or late"
+        return LostProcess(what, got=f"no sign of life for {self._lost_after} s", hint=again)
 
 
 def _exit(error: LostProcess) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,7 +27,8 @@ from jaxrl_llm.models.lora import init_adapter
 from jaxrl_llm.models.placement import FREE, Place, Placement
 from jaxrl_llm.rollout.engine import Engine, EngineConfig, SamplingParams
 from jaxrl_llm.sharding.mesh import make_mesh
-from jaxrl_llm.sharding.reshard import reshard
+from jaxrl_llm.sharding.processes import of_first
+from jaxrl_llm.sharding.reshard import fetch, reshard
 from jaxrl_llm.text.chat import encode_prompt
 from jaxrl_llm.text.tokenizer import Tokenizer
 from jaxrl_llm.trainers.critic import shared_optimizer
@@ -34,6 +36,7 @@ from jaxrl_llm.trainers.evaluate import evaluate
 from jaxrl_llm.trainers.loop import Run
 from jaxrl_llm.trainers.optimizers import make_optimizer, make_schedule
 from jaxrl_llm.trainers.policy import Form, TrainFunctions, make_train_functions
+from jaxrl_llm.trainers.quiet import shown
 from jaxrl_llm.trainers.rl import RLTrainer
 from jaxrl_llm.trainers.roles import build_critic, build_passes, place_for
 from jaxrl_llm.trainers.rollouts import Rollouts, StoredRollouts
@@ -55,23 +58,28 @@ def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, 
     # Scalings of rotary frequencies that depend on the length are the same for a whole run.
     longest = config.sampler.max_prompt_tokens + config.sampler.max_new_tokens
     model_config = dataclasses.replace(model.config, context=longest)
-    trainer = build_trainer(
-        config, model_config, model.params, tokenizer, directory.seed, stream
-    )
+    trainer = build_trainer(config, model_config, model.params, tokenizer, directory.seed, stream)
     source = trainer.source
     greedy = dataclasses.replace(source.sampling, temperature=0.0)
-    show = Show(
-        directory.path,
-        config,
-        settings,
-        model.config,
-        heldout_count=len(heldout_prompts),
-        seed=directory.seed,
+    show = shown(
+        lambda: Show(
+            directory.path,
+            config,
+            settings,
+            model.config,
+            heldout_count=len(heldout_prompts),
+            seed=directory.seed,
+        )
     )
 
     def set_data_state(state: dict[str, Any]) -> None:
         stream.set_state(state["prompts"])
-        show.health.set_state(state["health"])
+        show.set_state(state["health"])
+
+    def export() -> pathlib.Path:
+        params = fetch(trainer.updater.merged())
+        folder = directory.path / "export"
+        return of_first(lambda: save_folder(folder, params, model.config, tokenizer))
 
     return Run(
         directory=directory,
@@ -82,16 +90,14 @@ def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, 
         total_steps=config.train.steps,
         eval_every=config.train.eval_every,
         checkpoint_every=config.train.checkpoint_every,
-        data_state=lambda: {"prompts": stream.get_state(), "health": show.health.get_state()},
+        data_state=lambda: {"prompts": stream.get_state(), "health": show.get_state()},
         set_data_state=set_data_state,
         evaluate=lambda: (
             evaluate(trainer.engine, heldout_prompts, greedy, source.scorer)
             if heldout_prompts
             else ({}, [])
         ),
-        export=lambda: save_folder(
-            directory.path / "export", trainer.updater.merged(), model.config, tokenizer
-        ),
+        export=export,
         show=show,
         release=source.scorer.close,
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,6 +34,8 @@ from jaxrl_llm.models.placement import Placement
 from jaxrl_llm.models.score_heads import init_score_head
 from jaxrl_llm.monitor.progress import emit
 from jaxrl_llm.sharding.mesh import make_mesh, nearest, row_parts
+from jaxrl_llm.sharding.processes import of_first
+from jaxrl_llm.sharding.reshard import fetch
 from jaxrl_llm.text.templates import with_template
 from jaxrl_llm.text.tokenizer import Tokenizer
 from jaxrl_llm.trainers.build import keep_base
@@ -47,6 +50,7 @@ from jaxrl_llm.trainers.preference import (
     preference_loss,
     reply_logprobs,
 )
+from jaxrl_llm.trainers.quiet import shown
 from jaxrl_llm.trainers.reward import (
     RewardTrainer,
     pair_reward_loss,
@@ -313,6 +317,12 @@ def build(config: Config, directory: RunDirectory, settings: Mapping[str, Any]) 
     save = save_score_folder if isinstance(config, RewardConfig) else save_folder
     whole, learner = joined(config, merge), trainer.updater
     train = config.train
+
+    def export() -> pathlib.Path:
+        params = fetch(p.place.take(whole(learner.params, learner.frozen)))
+        folder = directory.path / "export"
+        return of_first(lambda: save(folder, params, p.model_config, p.tokenizer))
+
     return Run(
         directory=directory,
         trainer=trainer,
@@ -323,20 +333,17 @@ def build(config: Config, directory: RunDirectory, settings: Mapping[str, Any]) 
         data_state=stream.get_state,
         set_data_state=stream.set_state,
         evaluate=trainer.evaluate,
-        export=lambda: save(
-            directory.path / "export",
-            p.place.take(whole(learner.params, learner.frozen)),
-            p.model_config,
-            p.tokenizer,
-        ),
-        show=SupervisedShow(
-            directory.path,
-            config,
-            settings,
-            p.model_config,
-            title=title(config),
-            data=p.data,
-            seed=directory.seed,
+        export=export,
+        show=shown(
+            lambda: SupervisedShow(
+                directory.path,
+                config,
+                settings,
+                p.model_config,
+                title=title(config),
+                data=p.data,
+                seed=directory.seed,
+            )
         ),
     )
 

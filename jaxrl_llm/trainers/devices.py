@@ -4,22 +4,34 @@
 
 from __future__ import annotations
 
+import jax
+
 from jaxrl_llm.errors import ConfigError
+from jaxrl_llm.sharding.processes import ProcessConfig, start
 
 _DEVICES = ("cpu", "cuda", "tpu")
 
 
-def choose_devices(devices: str | None) -> None:
-    """Pick platform and compilation cache before the backend starts; `cpu:8` makes 8 devices."""
-    import jax
+def choose_devices(devices: str | None, processes: ProcessConfig | None = None) -> None:
+    """Pick platform and compilation cache before the backend starts; `cpu:8` makes 8 devices.
 
+    Args:
+        processes: to join; None: this one works alone.
+    """
     from jaxrl_llm.checkpoint.pretrained import cache_folder
 
     if jax.config.jax_compilation_cache_dir is None:
         # A resumed run, and the next run of the same shapes, start without compiling.
         jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
-    if devices is None:
-        return
+    if devices is not None:
+        _set_platform(devices)
+    if processes is not None:
+        start(processes)
+    if devices is not None:
+        _check_there(devices)
+
+
+def _set_platform(devices: str) -> None:
     kind, _, count = devices.partition(":")
     good_count = count == "" or (kind == "cpu" and count.isdecimal() and count.isascii())
     if kind not in _DEVICES or not good_count or count == "0":
@@ -27,11 +39,14 @@ def choose_devices(devices: str | None) -> None:
     jax.config.update("jax_platforms", kind)
     if count:
         jax.config.update("jax_num_cpu_devices", int(count))
+
+
+def _check_there(devices: str) -> None:
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(
-            f"no {kind} device can be used",
+            f"no {devices.partition(':')[0]} device can be used",
             got=(str(error).splitlines() or ["none found"])[0],
             hint="--devices=cpu",
         ) from error

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxrl_llm.rollout.engine import Engine, Request, SamplingParams
+from jaxrl_llm.sharding.processes import gathered, share
 from jaxrl_llm.trainers.scoring import Scorer
 from jaxrl_llm.types import Prompt, Rollout
 
@@ -19,7 +20,7 @@ def evaluate(
     sampling: SamplingParams,
     scorer: Scorer,
 ) -> tuple[dict[str, float], list[Rollout]]:
-    """Complete every held-out prompt once and score it.
+    """Complete every held-out prompt once and score it; several processes share the prompts.
 
     Returns:
         metrics: "eval/reward", "eval/<name>" for every part of the reward (means over what
@@ -32,8 +33,8 @@ def evaluate(
         for index, prompt in enumerate(prompts)
     ]
     place = {prompt.id: index for index, prompt in enumerate(prompts)}
-    done = [scorer.submit(rollout) for rollout in engine.generate(requests)]
-    rollouts = scorer.finish(sorted(done, key=lambda rollout: place[rollout.prompt.id]))
+    done = [scorer.submit(rollout) for rollout in engine.generate(share(requests))]
+    rollouts = sorted(gathered(scorer.finish(done)), key=lambda rollout: place[rollout.prompt.id])
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     metrics = {
         "eval/mean_length": float(np.mean([len(r.tokens) for r in rollouts])),

@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from jaxrl_llm.checkpoint.manager import CheckpointManager, abstract_like
 from jaxrl_llm.errors import NonFinite, UserError
+from jaxrl_llm.sharding.processes import exchange, several
 from jaxrl_llm.trainers.run_directory import RunDirectory
 
 Samples = list[Any]  # what a trainer lets people look at; its own `show` knows the kind
@@ -81,16 +82,20 @@ def train(run: Run) -> int:
     Raises:
         UserError: what stopped the run; FAILED.txt then tells it too.
     """
+    together = True
     try:
         with stop_signals() as stop:
             return _train(run, stop)
     except BaseException as error:
         text = str(error) if isinstance(error, UserError) else traceback.format_exc()
         run.directory.write_text("FAILED.txt", text + "\n")
+        # Others may know nothing of it, and wait where this process never comes.
+        together = not several()
         raise
     finally:
         with contextlib.suppress(KeyboardInterrupt):
-            run.checkpoints.close()
+            if together:
+                run.checkpoints.close()
             run.release()
             run.show.close()
 
@@ -103,11 +108,12 @@ def _train(run: Run, stop: StopFlag) -> int:
         metrics, samples = run.evaluate()
         run.show.evaluation(0, metrics, samples)
 
-    while trainer.step < run.total_steps and not stop.requested:
+    while trainer.step < run.total_steps and not stop.agreed():
         # ── one step ──────────────────────────────────────────────────────────────────────────────
         try:
             metrics, samples = trainer.train_step()
         except NonFinite as error:
+            run.checkpoints.wait()  # what is said to be kept is on disk
             kept = f"the last good checkpoint is step {saved}" if saved else "none was saved yet"
             raise NonFinite(
                 f"{error.what}; steps {saved + 1}–{trainer.step + 1} are lost, {kept}",
@@ -171,6 +177,13 @@ class StopFlag:
     @property
     def requested(self) -> bool:
         return self.signum is not None
+
+    def agreed(self) -> bool:
+        """Whether any process was told to stop: then all do, after the same step."""
+        told = [signum for signum in exchange(self.signum) if signum is not None]
+        if told:
+            self.signum = told[0]
+        return bool(told)
 
     @property
     def exit_code(self) -> int:

@@ -15,6 +15,7 @@ from jaxrl_llm.data.pipeline import PromptStream
 from jaxrl_llm.data.rollout_store import RolloutStore
 from jaxrl_llm.errors import DataError
 from jaxrl_llm.rollout.engine import Engine, Request, SamplingParams
+from jaxrl_llm.sharding.processes import gathered, is_first, share
 from jaxrl_llm.trainers.collect import Collected, GroupFilter, collect
 from jaxrl_llm.trainers.scoring import Scorer
 from jaxrl_llm.types import Prompt, Rollout
@@ -54,7 +55,7 @@ class Rollouts:
             self.rule,
         )
         self.stream.update(found.sampled)
-        if self.written is not None:
+        if self.written is not None and is_first():
             self.written.write(step + 1, found.rollouts)
         return found
 
@@ -76,8 +77,9 @@ class Rollouts:
     ) -> list[Rollout]:
         """`count` completions of each prompt, in order, as text and with rewards.
 
-        Draws depend on seed, step, round and place. Completions go to the scorer as they finish:
-        the time of "rewards" is what sampling did not hide.
+        Draws depend on seed, step, round and place. Each of several processes samples and judges
+        its share of the prompts, and gets the rollouts of all. Completions go to the scorer as
+        they finish: the time of "rewards" is what sampling did not hide.
         """
         first = (step * self.rule.rounds + round_) * self.prompts_per_step
         requests = [
@@ -86,11 +88,11 @@ class Rollouts:
         ]
         place = {prompt.id: index for index, prompt in enumerate(prompts)}
         with timed(times, "sampling"):
-            done = [self.scorer.submit(rollout) for rollout in self.engine.generate(requests)]
+            sampled = self.engine.generate(share(requests))
+            done = [self.scorer.submit(rollout) for rollout in sampled]
         with timed(times, "rewards"):
-            return self.scorer.finish(
-                sorted(done, key=lambda rollout: (place[rollout.prompt.id], rollout.sample))
-            )
+            judged = gathered(self.scorer.finish(done))
+        return sorted(judged, key=lambda rollout: (place[rollout.prompt.id], rollout.sample))
 
     def metrics(self) -> dict[str, float]:
         """Of the choice of prompts."""

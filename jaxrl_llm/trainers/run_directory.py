@@ -27,7 +27,8 @@ from typing import Any
 
 import jax
 
-from jaxrl_llm.errors import RunDirectoryError
+from jaxrl_llm.errors import ConfigError, RunDirectoryError
+from jaxrl_llm.sharding.processes import exchange, of_first
 
 _PACKAGES = ("jaxrl_llm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
@@ -45,6 +46,8 @@ class RunDirectory:
         diff: tells the differences of two such configs as lines.
         seed: the config's seed, or None: then one is drawn once and kept in the directory.
         fresh: move an existing run aside (to `<path>.1`, `.2`, …) and start another.
+        held: seed and date of the run, where another process holds the directory: then nothing is
+            looked at or written.
 
     Raises:
         RunDirectoryError: not writable, in use by another process, or holding another config.
@@ -58,11 +61,16 @@ class RunDirectory:
         diff: Callable[[dict, dict], Sequence[str]],
         seed: int | None,
         fresh: bool = False,
+        held: tuple[int, datetime.datetime] | None = None,
     ):
         self.path = path = path.resolve()
         self.moved_to: pathlib.Path | None = None
-        self._begun, self._config = False, config
+        self._begun, self._made, self._config = False, False, config
         self._kept: dict[str, Any] = {}
+        self._writes = held is None
+        if held is not None:
+            self.seed, self.date = held
+            return
         if path.exists():
             self._check_is_run()
         if fresh and path.exists():
@@ -107,6 +115,8 @@ class RunDirectory:
     def begin(self) -> None:
         """Write down what runs; called once everything is built, so that mistakes leave nothing."""
         self._begun = True
+        if not self._writes:
+            return
         self.failed.unlink(missing_ok=True)
         if self._holds_config():
             return
@@ -146,9 +156,10 @@ class RunDirectory:
     def failed(self) -> pathlib.Path:
         return self.path / "FAILED.txt"
 
-    def write_text(self, name: str, text: str) -> pathlib.Path:
+    def write_text(self, name: str, text: str) -> None:
         """Write a small file whole or not at all."""
-        return write_atomically(self.path / name, text)
+        if self._writes:
+            write_atomically(self.path / name, text)
 
     def write_result(self, result: dict[str, Any]) -> None:
         self.write_text("result.json", json.dumps(result, indent=1) + "\n")
@@ -229,6 +240,37 @@ class RunDirectory:
             return datetime.datetime.fromisoformat(stored.read_text().strip())
         except ValueError as error:
             raise RunDirectoryError("the date of the run is damaged", got=stored) from error
+
+
+def open_together(
+    path: pathlib.Path,
+    config: dict[str, Any],
+    *,
+    diff: Callable[[dict, dict], Sequence[str]],
+    seed: int | None,
+    fresh: bool = False,
+) -> RunDirectory:
+    """`RunDirectory` of all processes: the first one holds it; its seed and date are everyone's.
+
+    Raises:
+        RunDirectoryError: as `RunDirectory`, in all processes.
+        ConfigError: the processes were started with different settings.
+    """
+    mine: list[RunDirectory] = []
+
+    def open_here() -> tuple[tuple[int, datetime.datetime], dict[str, Any]]:
+        mine.append(RunDirectory(path, config, diff=diff, seed=seed, fresh=fresh))
+        return (mine[0].seed, mine[0].date), config
+
+    held, first = of_first(open_here)
+    for index, changes in enumerate(exchange(diff(first, config))):
+        if changes:
+            raise ConfigError(
+                f"process {index} was started with other settings than process 0",
+                got="; ".join(changes),
+                hint="the same command for all but --process",
+            )
+    return mine[0] if mine else RunDirectory(path, config, diff=diff, seed=seed, held=held)
 
 
 def write_atomically(path: pathlib.Path, text: str) -> pathlib.Path:

@@ -59,6 +59,14 @@ class Show:
         self.health = Health(config.health)
         self._progress = Progress(config.train.steps, evaluates=heldout_count > 0)
 
+    def get_state(self) -> dict[str, Any]:
+        """What a checkpoint holds of what watches over the run."""
+        return self.health.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue where `get_state` was called."""
+        self.health.set_state(state)
+
     def start(self, step: int) -> None:
         """The run begins, or continues after `step`: rows of later steps are forgotten."""
         last = step if step else -1

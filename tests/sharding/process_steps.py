@@ -3,8 +3,7 @@
 """Run by test_processes.py: one of several processes that take the same steps together.
 
 ``python process_steps.py PORT PROCESSES INDEX MESH [hang]``: prints losses and gradient norms of
-updates as JSON. Each process only has the rows of its own devices. With `hang` a process other than
-0 stops for good after its first step.
+updates as JSON. With `hang` a process other than 0 stops for good after its first step.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import sys
 import time
 
 import jax
-import numpy as np
 
 
 def main(port: str, processes: int, index: int, mesh: str, hang: bool) -> None:
@@ -26,7 +24,7 @@ def main(port: str, processes: int, index: int, mesh: str, hang: bool) -> None:
         start(ProcessConfig(f"localhost:{port}", processes, index, lost_after=3.0))
     import jax.numpy as jnp
     import optax
-    from mesh_problems import PLAIN, ROWS, accumulator, micro_batches, parse, rl_problem
+    from mesh_problems import PLAIN, accumulator, micro_batches, parse, rl_problem
 
     from jaxrl_llm.models.placement import Placement
 
@@ -51,8 +49,8 @@ def main(port: str, processes: int, index: int, mesh: str, hang: bool) -> None:
         for _ in range(3):
             grads, total = zeros(params), 0.0
             for rows in micro_batches(batch):
-                mine = jax.tree.map(lambda x: x[place.local_rows(x.shape[0])], rows)
-                grads, value = accumulate(grads, params, place.put_local_rows(mine))
+                placed = place.put_rows(rows)
+                grads, value = accumulate(grads, params, placed)
                 total += float(value)
             found.append([total, float(norm(grads))])
             params, state = apply(params, state, grads)
@@ -62,7 +60,7 @@ def main(port: str, processes: int, index: int, mesh: str, hang: bool) -> None:
         leaves = jax.tree.leaves(params)
         result = {
             "steps": found,
-            "rows": int(np.arange(ROWS)[place.local_rows(ROWS)].size),
+            "rows": sorted({shard.index[0].start for shard in placed.tokens.addressable_shards}),
             "addressable": all(leaf.is_fully_addressable for leaf in leaves),
             "devices": len(jax.devices()),
             "pid": os.getpid(),

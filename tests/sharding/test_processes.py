@@ -64,16 +64,19 @@ def results(*how):
 @pytest.mark.parametrize(
     ("processes", "devices", "mesh", "rows"),
     [
-        (2, 2, "data=2,fsdp=2", 16),
-        pytest.param(2, 2, "data=2,tensor=2", 16, marks=pytest.mark.full),
-        pytest.param(2, 2, "data=1,pipeline=2,fsdp=2", 32, marks=pytest.mark.full),
-        pytest.param(4, 1, "data=1,pipeline=4", 32, marks=pytest.mark.full),
+        (2, 2, "data=2,fsdp=2", [[0, 4], [8, 12]]),
+        pytest.param(2, 2, "data=2,tensor=2", [[0], [8]], marks=pytest.mark.full),
+        pytest.param(2, 2, "data=1,pipeline=2,fsdp=2", [[0, 8]] * 2, marks=pytest.mark.full),
+        pytest.param(4, 1, "data=1,pipeline=4", [[0]] * 4, marks=pytest.mark.full),
     ],
 )
 def test_processes_take_the_steps_of_one(processes, devices, mesh, rows):
     (alone,) = results(1, processes * devices, mesh)
-    for one in results(processes, devices, mesh):
-        assert one["devices"] == 4 and one["rows"] == rows
+    found = results(processes, devices, mesh)
+    # The first row of each part of a micro-batch of 16 that is on devices of a process.
+    assert [one["rows"] for one in found] == rows
+    for one in found:
+        assert one["devices"] == 4
         assert not one["addressable"]
         for (loss, norm), (loss1, norm1) in zip(one["steps"], alone["steps"], strict=True):
             assert abs(loss - loss1) <= 1e-6 * abs(loss1)
@@ -101,11 +104,14 @@ def test_a_lost_process_is_one_line_on_the_others(stop):
 
 
 def test_settings_of_processes():
-    with pytest.raises(ConfigError, match="go together"):
-        ProcessConfig(coordinator="localhost:1")
+    for wrong in (("localhost:1",), ("auto", 2, 0), (None, 2, 0), ("localhost:1", 2)):
+        with pytest.raises(ConfigError, match="go together"):
+            ProcessConfig(*wrong)
+    with pytest.raises(ConfigError, match="HOST:PORT"):
+        ProcessConfig("localhost", 2, 0)
     with pytest.raises(ConfigError, match="0 … 1"):
         ProcessConfig("localhost:1", 2, 2)
-    with pytest.raises(ConfigError, match="lost_after"):
+    with pytest.raises(ConfigError, match="lost-after"):
         ProcessConfig(lost_after=0)
 
 

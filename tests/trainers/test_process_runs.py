@@ -1,0 +1,149 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of several processes take the steps of one, and survive the loss of any."""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import pytest
+
+pytestmark = pytest.mark.full
+SCRIPT = pathlib.Path(__file__).with_name("process_run.py")
+ARGS = ["--config=tiny_grpo.py", "--train.seed=3", "--train.eval_every=0", "--train.steps=4"]
+ARGS += ["--train.checkpoint_every=1", "--algo.kl_coef=0.05", "--filter.refill=prompts"]
+ARGS += ["--mesh.fsdp=2", "--monitor.tensorboard=False", "--lost-after=6"]
+COMPARED = ("loss", "grad_norm", "kl", "entropy", "reward", "sampling/groups_dropped")
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        return s.getsockname()[1]
+
+
+def slurm_variables(port, count, index):
+    """What `srun` tells each of its tasks; JAX's port follows from the number of the job."""
+    return {
+        "SLURM_JOB_ID": str(port),
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_STEP_NUM_TASKS": str(count),
+        "SLURM_NTASKS": str(count),
+        "SLURM_PROCID": str(index),
+        "SLURM_LOCALID": str(index),
+    }
+
+
+@contextlib.contextmanager
+def running(folder, count, run, *more, hang=(), only=None, slurm=False):
+    """So many processes with four devices together; those of `hang` stop after two steps, those of
+    `only` get arguments of their own."""
+    cache = jax.config.jax_compilation_cache_dir
+    port, group = free_port(), []
+    for i in range(count):
+        args = [f"--run-dir={folder / run}", f"--devices=cpu:{4 // count}", *more]
+        args += (only or {}).get(i, [])
+        if count > 1 and not slurm:
+            args += [f"--coordinator=localhost:{port}", f"--processes={count}", f"--process={i}"]
+        last = "2" if i in hang else "-1"
+        group.append(
+            subprocess.Popen(
+                [sys.executable, str(SCRIPT), str(folder / f"{run}.{i}"), last, *ARGS, *args],
+                env={
+                    **{k: v for k, v in os.environ.items() if k != "XLA_FLAGS"},
+                    "XLA_FLAGS": "--xla_backend_optimization_level=0",
+                    "JAX_COMPILATION_CACHE_DIR": str(cache),
+                    **(slurm_variables(port, count, i) if slurm else {}),
+                },
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    try:
+        yield group
+    finally:
+        for process in group:
+            process.kill()
+            process.wait()
+
+
+def finish(folder, count, run, *more):
+    """What each of the processes tells, once all are done."""
+    with running(folder, count, run, *more) as group:
+        texts = [process.communicate(timeout=400) for process in group]
+        assert [process.returncode for process in group] == [0] * count, texts
+    return [json.loads((folder / f"{run}.{i}").read_text()) for i in range(count)]
+
+
+def rows(folder, run):
+    lines = (folder / run / "metrics.jsonl").read_text().splitlines()
+    return [{k: row[k] for k in COMPARED} for row in map(json.loads, lines) if "loss" in row]
+
+
+def completions(folder, run):
+    lines = (folder / run / "samples.jsonl").read_text().splitlines()
+    return [(row["prompt_id"], row["completion"]) for row in map(json.loads, lines)]
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    return folder, finish(folder, 1, "one"), finish(folder, 2, "two")
+
+
+def assert_same_steps(folder, run, other):
+    found, expected = rows(folder, run), rows(folder, other)
+    assert len(found) == len(expected) == 4
+    for row, wanted in zip(found, expected, strict=True):
+        assert row == pytest.approx(wanted, rel=1e-6, abs=1e-9)
+    assert completions(folder, run) == completions(folder, other)
+
+
+def test_two_processes_train_as_one(both):
+    folder, (alone,), (first, second) = both
+    assert_same_steps(folder, "two", "one")
+    assert alone["addressable"] and not first["addressable"] and not second["addressable"]
+    # Every round of sampling is shared: together what one process samples.
+    for whole, a, b in zip(alone["sampled"], first["sampled"], second["sampled"], strict=True):
+        assert not set(a) & set(b)
+        assert sorted(a + b) == sorted(whole)
+        assert abs(len(a) - len(b)) <= 1
+
+
+@pytest.mark.parametrize("lost", [1, 0])
+def test_a_killed_process_ends_the_others_and_all_resume(both, tmp_path, lost):
+    with running(tmp_path, 2, "run", hang=(lost,)) as group:
+        while not (tmp_path / "run" / "checkpoints" / "2").exists():
+            assert all(process.poll() is None for process in group), group[0].communicate()
+            time.sleep(0.2)
+        time.sleep(2.0)  # the other one waits for this one's share of the third step
+        os.kill(group[lost].pid, signal.SIGKILL)
+        _, errors = group[1 - lost].communicate(timeout=100)
+        assert group[1 - lost].returncode != 0
+    if lost == 1:  # process 0 holds the service by which processes know of each other
+        lines = [line for line in errors.splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1, errors[-2000:]
+        assert "process 1 of 2 is lost or late · got no sign of life for 6.0 s" in lines[0]
+    finish(tmp_path, 2, "run")
+    folder = both[0]
+    assert rows(tmp_path, "run") == [
+        pytest.approx(row, rel=1e-6, abs=1e-9) for row in rows(folder, "two")
+    ]
+
+
+def test_all_are_started_alike(tmp_path):
+    with running(tmp_path, 2, "run", slurm=True, only={1: ["--train.steps=5"]}) as group:
+        texts = [process.communicate(timeout=200)[1] for process in group]
+    assert [process.returncode for process in group] == [2, 2], texts
+    for text in texts:
+        assert "process 1 was started with other settings than process 0" in text
+    assert not (tmp_path / "run").exists()
