@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,6 +26,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import init_adapter
 from jaxrl_llm.models.placement import FREE, Place, Placement
 from jaxrl_llm.rollout.engine import Engine, EngineConfig, SamplingParams
+from jaxrl_llm.rollout.engines import Engines, Sampler
 from jaxrl_llm.sharding.mesh import make_mesh
 from jaxrl_llm.sharding.processes import of_first
 from jaxrl_llm.sharding.reshard import fetch, reshard
@@ -122,13 +123,7 @@ def build_trainer(
     form = policy_form(config, algorithm)
     place = Placement.make(config.mesh, model_config)
     functions = build_functions(config, algorithm, place.model, place)
-    # The sampler runs on the first device of each process; the update on all of them.
-    sampler_device = jax.sharding.SingleDeviceSharding(place.mesh.local_devices[0])
-
-    def to_sampler(params):
-        return jax.tree.map(lambda x: reshard(x, sampler_device), params)
-
-    engine = Engine(model_config, to_sampler(params), engine_config(sampler))
+    engine, to_sampler = build_engine(config, model_config, params, place)
     critic = None
     if algorithm.needs_values and not config.critic.shared_trunk:
         critic = build_critic(config, algorithm, model_config, params, seed)
@@ -193,11 +188,26 @@ def reference_apart(
     return Reference((None, weights), functions.logprobs, build_passes(config, place, seed))
 
 
+def build_engine(
+    config: RLConfig, model_config: ModelConfig, params: Any, place: Placement
+) -> tuple[Sampler, Callable[[Any], Any]]:
+    """The sampler of this process, and how it wants its parameters."""
+    sizes = engine_config(config.sampler)
+    if config.sampler.mesh is not None:
+        return Engines(model_config, params, sizes, config.sampler.mesh), lambda params: params
+    device = jax.sharding.SingleDeviceSharding(place.mesh.local_devices[0])
+
+    def to_sampler(params):
+        return jax.tree.map(lambda x: reshard(x, device), params)
+
+    return Engine(model_config, to_sampler(params), sizes), to_sampler
+
+
 def build_source(
     config: RLConfig,
     model_config: ModelConfig,
     tokenizer: Tokenizer,
-    engine: Engine,
+    engine: Sampler,
     stream: PromptStream | CurriculumStream,
     seed: int,
 ) -> Rollouts:

@@ -18,6 +18,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.placement import Placement
 from jaxrl_llm.models.transformer import abstract_params
 from jaxrl_llm.rewards.base import score
+from jaxrl_llm.rollout.engines import engine_places, engine_share
 from jaxrl_llm.rollout.settings import default_pool
 from jaxrl_llm.sharding.mesh import row_parts
 from jaxrl_llm.text.chat import encode_prompt
@@ -50,7 +51,7 @@ def dry_run(config: RLConfig) -> None:
     print(f"task       {len(train)} training prompts, {len(heldout)} held out")
     print(f"devices    {place.mesh.size} × {place.mesh.devices.flat[0].device_kind}")
     print(f"stop ids   {', '.join(f'{i} ({tokenizer.decode([i])!r})' for i in stops)}")
-    print("\nmemory, on each training device; the sampler's part on the first one")
+    print("\nmemory, on each training device; and on each of the sampler's")
     for name, size in memory(config, model_config, place).items():
         print(f"  {size / 2**20:10.1f} MiB  {name}")
 
@@ -132,24 +133,36 @@ def memory(config: RLConfig, model_config: ModelConfig, place: Placement) -> dic
         )
     tokens = plan.micro // row_parts(place.mesh) * width
     layer = 6 * model_config.hidden_size + 4 * model_config.intermediate_size
-    sampler = config.sampler
-    pages = sampler.num_pages or default_pool(engine_config(sampler))
-    cached = pages * sampler.page_size
     kept = 1 if config.model.remat else -(-model_config.num_layers // place.layout.pipeline)
     result = {
         "parameters": place.device_bytes(state.params, "parameters"),
         "optimiser state": place.device_bytes(state.opt_state, "optimizer"),
         "gradients": place.device_bytes(grads, "gradients"),
         "activations of a micro-batch (estimate)": tokens * layer * kept * dtype.itemsize,
-        "sampler: its own layout of the parameters": _bytes(params),
-        "sampler: key/value pages": cached * model_config.kv_bytes_per_token(dtype.itemsize),
-    }
+    } | sampler_memory(config, model_config, params)
     if frozen is not None:
         result["parameters under the adapter"] = place.device_bytes(frozen, "parameters")
     elif algorithm.needs_ref:
         other = place_for(config, config.ref_mesh, "ref_mesh", model_config)
         result["reference policy"] = other.device_bytes(params, "parameters")
     return result | {"sum": sum(result.values())}
+
+
+def sampler_memory(config: RLConfig, model_config: ModelConfig, params: Any) -> dict[str, int]:
+    """Bytes on one device of the sampler."""
+    layout, sizes = config.sampler.mesh, engine_config(config.sampler)
+    weights, heads_in = _bytes(params), 1
+    if layout is not None:
+        places = engine_places(layout, model_config)
+        sizes = engine_share(sizes, len(places))
+        weights = places[0].device_bytes(params, "parameters")
+        heads_in = layout.tensor if model_config.num_kv_heads % layout.tensor == 0 else 1
+    tokens = (sizes.num_pages or default_pool(sizes)) * sizes.page_size
+    itemsize = jnp.dtype(config.model.dtype).itemsize
+    return {
+        "sampler: its own layout of the parameters": weights,
+        "sampler: key/value pages": tokens * model_config.kv_bytes_per_token(itemsize) // heads_in,
+    }
 
 
 def longest_samples(config: RLConfig) -> Batch:

@@ -8,14 +8,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxrl_llm.rollout.engine import Engine, Request, SamplingParams
+from jaxrl_llm.rollout.engine import Request, SamplingParams
+from jaxrl_llm.rollout.engines import Sampler
 from jaxrl_llm.sharding.processes import gathered, share
 from jaxrl_llm.trainers.scoring import Scorer
 from jaxrl_llm.types import Prompt, Rollout
 
 
 def evaluate(
-    engine: Engine,
+    engine: Sampler,
     prompts: Sequence[Prompt],
     sampling: SamplingParams,
     scorer: Scorer,

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from jaxrl_llm.rollout.engine import Engine
+from jaxrl_llm.rollout.engines import Sampler
 from jaxrl_llm.trainers.batching import pad_rollouts
 from jaxrl_llm.trainers.credit import credit
 from jaxrl_llm.trainers.memory import PeakMemory
@@ -46,7 +46,7 @@ class RLTrainer:
     """
 
     source: Rollouts
-    engine: Engine
+    engine: Sampler
     updater: Updater
     learns: bool
     to_sampler: Callable[[Any], Any]

@@ -14,7 +14,8 @@ from jaxrl_llm.data.curriculum import CurriculumStream
 from jaxrl_llm.data.pipeline import PromptStream
 from jaxrl_llm.data.rollout_store import RolloutStore
 from jaxrl_llm.errors import DataError
-from jaxrl_llm.rollout.engine import Engine, Request, SamplingParams
+from jaxrl_llm.rollout.engine import Request, SamplingParams
+from jaxrl_llm.rollout.engines import Sampler
 from jaxrl_llm.sharding.processes import gathered, is_first, share
 from jaxrl_llm.trainers.collect import Collected, GroupFilter, collect
 from jaxrl_llm.trainers.scoring import Scorer
@@ -40,7 +41,7 @@ class Rollouts:
     prompts_per_step: int
     group_size: int
     rule: GroupFilter
-    engine: Engine
+    engine: Sampler
     sampling: SamplingParams
     scorer: Scorer
     written: RolloutStore | None = None

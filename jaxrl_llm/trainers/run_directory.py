@@ -256,13 +256,7 @@ def open_together(
         RunDirectoryError: as `RunDirectory`, in all processes.
         ConfigError: the processes were started with different settings.
     """
-    mine: list[RunDirectory] = []
-
-    def open_here() -> tuple[tuple[int, datetime.datetime], dict[str, Any]]:
-        mine.append(RunDirectory(path, config, diff=diff, seed=seed, fresh=fresh))
-        return (mine[0].seed, mine[0].date), config
-
-    held, first = of_first(open_here)
+    first = of_first(lambda: config)
     for index, changes in enumerate(exchange(diff(first, config))):
         if changes:
             raise ConfigError(
@@ -270,6 +264,13 @@ def open_together(
                 got="; ".join(changes),
                 hint="the same command for all but --process",
             )
+    mine: list[RunDirectory] = []
+
+    def open_here() -> tuple[int, datetime.datetime]:
+        mine.append(RunDirectory(path, config, diff=diff, seed=seed, fresh=fresh))
+        return mine[0].seed, mine[0].date
+
+    held = of_first(open_here)
     return mine[0] if mine else RunDirectory(path, config, diff=diff, seed=seed, held=held)
 
 

@@ -18,6 +18,7 @@ from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.models.lora import LoraConfig
 from jaxrl_llm.monitor.health import HealthConfig
 from jaxrl_llm.rewards.base import check_rewards
+from jaxrl_llm.rollout.engines import check_layout
 from jaxrl_llm.sharding.mesh import MeshConfig
 from jaxrl_llm.trainers.batching import Layout
 from jaxrl_llm.trainers.collect import GroupFilter
@@ -58,8 +59,9 @@ class SamplerConfig:
         stop: strings of one token each that end a completion, besides the model's own end tokens.
         slots: sequences that decode at the same time.
         page_size: tokens in a page of the key/value cache.
-        num_pages: pages in the pool; None takes just enough to fill every slot with prompt-
-            sharing groups.
+        num_pages: pages in the pool, of each part of `mesh.data`; None takes just enough to fill
+            every slot with prompt-sharing groups.
+        mesh: data × tensor, of each process's devices; None: one device of each process.
     """
 
     group_size: int = 8
@@ -71,12 +73,15 @@ class SamplerConfig:
     slots: int = 64
     page_size: int = 16
     num_pages: int | None = None
+    mesh: MeshConfig | None = None
 
     def __post_init__(self) -> None:
         if not self.temperature < float("inf"):
             raise ConfigError("sampler.temperature is not finite", got=self.temperature)
         if self.num_pages is not None and self.num_pages < 2:
             raise ConfigError("sampler.num_pages is too small", got=self.num_pages, expected="≥ 2")
+        if self.mesh is not None:
+            check_layout(self.mesh)
         if self.temperature <= 0:
             raise ConfigError(
                 "sampler.temperature must be above 0 in training: greedy samples are all alike",

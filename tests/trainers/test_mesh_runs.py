@@ -4,6 +4,7 @@
 
 import json
 import os
+import pathlib
 import subprocess
 import sys
 import time
@@ -16,12 +17,14 @@ from safetensors.numpy import load_file
 from jaxrl_llm.cli.export import main as export
 from jaxrl_llm.train import main
 
-BASE = ["--config=ppo.py", "--model.path=tiny-random", "--train.seed=3", "--train.eval_every=0"]
+CONFIG = pathlib.Path(__file__).with_name("ppo_digits.py")
+BASE = [f"--config={CONFIG}", "--train.seed=3", "--train.eval_every=0"]
 BASE += ["--algo.kl_coef=0.05", "--train.steps=3", "--train.checkpoint_every=1"]
 BASE += ["--optimizer.learning_rate=1e-2", "--monitor.tensorboard=False"]
 ALONE = ["--mesh.data=1"]
 APART = ["--mesh.data=1", "--mesh.fsdp=2", "--mesh.pipeline=2", "--mesh.tensor=2"]
 APART += ["--ref_mesh.fsdp=8", "--critic.mesh.data=2", "--critic.mesh.tensor=4"]
+APART += ["--sampler.mesh.data=2", "--sampler.mesh.tensor=2"]
 OTHER = ["--mesh.data=2", "--mesh.tensor=4", "--critic.mesh.data=2", "--critic.mesh.fsdp=4"]
 COMPARED = ("loss", "kl", "entropy", "grad_norm", "value/loss", "value/grad_norm", "value/mean")
 
@@ -89,6 +92,7 @@ def test_every_role_on_its_own_mesh(alone, tmp_path):
         (["--mesh.data=1", "--mesh.pipeline=3"], "--mesh.pipeline=2"),
         (["--critic.mesh.tensor=8"], "--critic.mesh.tensor=4"),
         (["--ref_mesh.fsdp=3"], "--ref_mesh.fsdp=2 or 4"),
+        (["--sampler.mesh.tensor=8"], "--sampler.mesh.tensor=4"),
     ],
 )
 def test_a_mesh_that_does_not_fit_is_one_line(wrong, way, tmp_path, capsys):
