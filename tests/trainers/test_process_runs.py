@@ -17,9 +17,12 @@ import pytest
 
 pytestmark = pytest.mark.full
 SCRIPT = pathlib.Path(__file__).with_name("process_run.py")
-ARGS = ["--config=tiny_grpo.py", "--train.seed=3", "--train.eval_every=0", "--train.steps=4"]
-ARGS += ["--train.checkpoint_every=1", "--algo.kl_coef=0.05", "--filter.refill=prompts"]
+ARGS = ["--train.seed=3", "--train.eval_every=0", "--train.steps=4", "--train.checkpoint_every=1"]
 ARGS += ["--mesh.fsdp=2", "--monitor.tensorboard=False", "--lost-after=6"]
+GRPO = ["--config=tiny_grpo.py", "--algo.kl_coef=0.05", "--filter.refill=prompts"]
+SUPERVISED = ["--model.path=tiny-random", "--rows.chat_template=plain", "--train.batch=8"]
+SUPERVISED += ["--train.micro_batch=4", "--rows.max_length=128", "--rows.row_tokens=256"]
+SUPERVISED += ["--optimizer.learning_rate=1e-2"]
 COMPARED = ("loss", "grad_norm", "kl", "entropy", "reward", "sampling/groups_dropped")
 
 
@@ -43,22 +46,22 @@ def slurm_variables(port, count, index):
 
 
 @contextlib.contextmanager
-def running(folder, count, run, *more, hang=(), only=None, slurm=False):
+def running(folder, count, run, *, hang=(), only=None, slurm=False, base=GRPO):
     """So many processes with four devices together; those of `hang` stop after two steps, those of
     `only` get arguments of their own."""
     cache = jax.config.jax_compilation_cache_dir
     port, group = free_port(), []
     for i in range(count):
-        args = [f"--run-dir={folder / run}", f"--devices=cpu:{4 // count}", *more]
+        args = [*base, *ARGS, f"--run-dir={folder / run}", f"--devices=cpu:{4 // count}"]
         args += (only or {}).get(i, [])
         if count > 1 and not slurm:
             args += [f"--coordinator=localhost:{port}", f"--processes={count}", f"--process={i}"]
-        last = "2" if i in hang else "-1"
+        told, last = str(folder / f"{run}.{i}"), "2" if i in hang else "-1"
         group.append(
             subprocess.Popen(
-                [sys.executable, str(SCRIPT), str(folder / f"{run}.{i}"), last, *ARGS, *args],
+                [sys.executable, str(SCRIPT), told, last, *args],
                 env={
-                    **{k: v for k, v in os.environ.items() if k != "XLA_FLAGS"},
+                    **os.environ,
                     "XLA_FLAGS": "--xla_backend_optimization_level=0",
                     "JAX_COMPILATION_CACHE_DIR": str(cache),
                     **(slurm_variables(port, count, i) if slurm else {}),
@@ -76,9 +79,9 @@ def running(folder, count, run, *more, hang=(), only=None, slurm=False):
             process.wait()
 
 
-def finish(folder, count, run, *more):
+def finish(folder, count, run, **how):
     """What each of the processes tells, once all are done."""
-    with running(folder, count, run, *more) as group:
+    with running(folder, count, run, **how) as group:
         texts = [process.communicate(timeout=400) for process in group]
         assert [process.returncode for process in group] == [0] * count, texts
     return [json.loads((folder / f"{run}.{i}").read_text()) for i in range(count)]
@@ -86,7 +89,8 @@ def finish(folder, count, run, *more):
 
 def rows(folder, run):
     lines = (folder / run / "metrics.jsonl").read_text().splitlines()
-    return [{k: row[k] for k in COMPARED} for row in map(json.loads, lines) if "loss" in row]
+    steps = [row for row in map(json.loads, lines) if "loss" in row]
+    return [{k: row[k] for k in COMPARED if k in row} for row in steps]
 
 
 def completions(folder, run):
@@ -117,6 +121,15 @@ def test_two_processes_train_as_one(both):
         assert not set(a) & set(b)
         assert sorted(a + b) == sorted(whole)
         assert abs(len(a) - len(b)) <= 1
+
+
+@pytest.mark.parametrize("config", ["sft.py", "dpo.py"])
+def test_supervised_runs_too(tmp_path, config):
+    base = [f"--config={config}", *SUPERVISED]
+    finish(tmp_path, 1, "one", base=base)
+    assert not any(told["addressable"] for told in finish(tmp_path, 2, "two", base=base))
+    for row, wanted in zip(rows(tmp_path, "two"), rows(tmp_path, "one"), strict=True):
+        assert row.keys() >= {"loss", "grad_norm"} and row == pytest.approx(wanted, rel=1e-6)
 
 
 @pytest.mark.parametrize("lost", [1, 0])

@@ -1,0 +1,70 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""Where the arrays of every role of a run lie, and how large each device's part is."""
+
+import dataclasses
+import pathlib
+
+import jax
+import pytest
+
+from jaxrl_llm.algorithms.presets import AlgoConfig
+from jaxrl_llm.checkpoint.pretrained import load
+from jaxrl_llm.config import load_config
+from jaxrl_llm.errors import ConfigError
+from jaxrl_llm.models.lora import LoraConfig
+from jaxrl_llm.sharding.mesh import MeshConfig
+from jaxrl_llm.trainers.build import build_data, build_trainer
+
+CONFIG = load_config(pathlib.Path(__file__).with_name("ppo_digits.py"))[1]
+
+
+def build(config):
+    model = load(config.model.path)
+    _, _, stream = build_data(config, model.tokenizer, model.config, 0)
+    model_config = dataclasses.replace(model.config, context=64)
+    return build_trainer(config, model_config, model.params, model.tokenizer, 0, stream)
+
+
+def lies(tree):
+    """Devices of a tree, and the part of its bytes that the fullest of them holds."""
+    held, whole = {}, 0
+    for leaf in jax.tree.leaves(tree):
+        whole += leaf.nbytes
+        for shard in leaf.addressable_shards:
+            held[shard.device.id] = held.get(shard.device.id, 0) + shard.data.nbytes
+    return sorted(held), max(held.values()) / whole
+
+
+def test_every_role_lies_on_its_mesh():
+    trainer = build(
+        dataclasses.replace(
+            CONFIG,
+            algo=AlgoConfig(name="ppo", kl_coef=0.05),
+            mesh=MeshConfig(data=1, pipeline=2, tensor=2),
+            ref_mesh=MeshConfig(data=1, fsdp=8),
+            critic=dataclasses.replace(CONFIG.critic, mesh=MeshConfig(data=1, tensor=2)),
+            sampler=dataclasses.replace(CONFIG.sampler, mesh=MeshConfig(data=3)),
+        )
+    )
+    policy, critic = trainer.updater.policy, trainer.updater.critic.state
+    layers = policy.params["layers"]
+    # Stages hold their layers, half of them, in two parts; the embedding is in two parts.
+    matrices = {name: layers[name] for name in ("q", "gate", "down")}
+    assert lies(matrices) == ([0, 1, 2, 3], 1 / 4)
+    assert lies(policy.params["embed"])[0] == [0, 1, 2, 3]
+    assert lies(policy.opt_state)[0] == [0, 1, 2, 3]
+    devices, part = lies(trainer.reference.weights)
+    assert devices == list(range(8)) and part == pytest.approx(1 / 8, rel=0.01)
+    devices, part = lies(critic.params["decoder"]["layers"]["q"])
+    assert (devices, part) == ([0, 1], 1 / 2)
+    assert lies(critic.opt_state)[0] == [0, 1]
+    assert [lies(engine._params)[0] for engine in trainer.engine.engines] == [[0], [1], [2]]
+
+
+def test_a_mesh_without_effect_is_refused():
+    lora = dataclasses.replace(CONFIG, lora=LoraConfig(rank=2), ref_mesh=MeshConfig(fsdp=8))
+    with pytest.raises(ConfigError, match="under an adapter the reference is its base"):
+        build(lora)
+    with pytest.raises(ConfigError, match="none is used"):
+        build(dataclasses.replace(CONFIG, ref_mesh=MeshConfig(fsdp=8)))
