@@ -61,7 +61,7 @@ def test_a_mesh_draws_what_one_device_draws(tiny_config, tiny_params):
 
 
 def test_new_weights_reach_all(tiny_config, tiny_params):
-    engines = Engines(tiny_config, tiny_params, CONFIG, MeshConfig(data=4))
+    engines = Engines(tiny_config, tiny_params, CONFIG, MeshConfig(data=2))
     before = served(engines)
     engines.release()
     with pytest.raises(RequestError, match="released"):
