@@ -4,7 +4,9 @@
 
     .venv/bin/pip install matplotlib
     .venv/bin/python scripts/compare_presets.py --presets grpo dr_grpo rloo gspo cispo --steps 12
+    .venv/bin/python scripts/compare_presets.py --presets grpo rloo gspo ppo=ppo.py dapo=dapo.py
 
+NAME=CONFIG runs a config of its own; a NAME alone is a row of the algorithms' table in --config.
 Every run has the same seed, so the same prompts in the same order. Runs that exist are continued or
 kept. Writes OUT/curves.png and prints held-out accuracy before and after as a table.
 """
@@ -32,12 +34,14 @@ def main() -> None:
     args = parser.parse_args()
 
     rows = {}
-    for name in args.presets:
+    for preset in args.presets:
+        name, _, config = preset.partition("=")
         run_dir = args.out / name
         # The row's own reduction and statistics, not those that the config sets for grpo.
+        row = [f"--algo.name={name}", "--algo.reduction=None", "--algo.eps=None"]
         command = [
-            sys.executable, "-m", "jaxrl_llm.train", f"--config={args.config}",
-            f"--algo.name={name}", "--algo.reduction=None", "--algo.eps=None",
+            sys.executable, "-m", "jaxrl_llm.train", f"--config={config or args.config}",
+            *([] if config else row),
             f"--train.steps={args.steps}", f"--train.eval_every={args.eval_every}",
             f"--train.checkpoint_every={args.steps}", f"--train.seed={args.seed}",
             f"--run-dir={run_dir}",

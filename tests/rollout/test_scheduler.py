@@ -275,7 +275,7 @@ def test_what_was_not_asked_for_longest_goes_first():
     assert len(prefixes.pages) == 3
 
 
-@pytest.mark.parametrize("num_pages", [30, 90])
+@pytest.mark.parametrize("num_pages", [30, pytest.param(90, marks=pytest.mark.full)])
 def test_ten_thousand_arrivals_through_sixteen_slots(num_pages):
     """A long run with a scarce pool: every sample once, all pages back, the queue in order."""
     draw = random.Random(num_pages)

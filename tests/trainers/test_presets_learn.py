@@ -9,7 +9,8 @@ import pytest
 from jaxrl_llm.algorithms.presets import PRESETS
 from jaxrl_llm.train import main
 
-DEFAULT = ("dr_grpo", "gspo", "ppo", "remax")
+QUICK = ("dr_grpo", "ppo")
+BY_MORE = (*QUICK, "gspo", "remax")
 NOT_TRAINABLE_YET = {"otb", "otb_tools", "agentrl"}
 
 
@@ -25,14 +26,16 @@ def gain(run_dir, name, seed, *more):
     return sum(rewards[-2:]) / 2 - sum(rewards[:2]) / 2
 
 
-@pytest.mark.parametrize("name", DEFAULT)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.full) for n in BY_MORE]
+)
 def test_the_reward_rises(name, tmp_path):
     gains = sorted(gain(tmp_path / str(seed), name, seed) for seed in (1, 2, 3))
     assert gains[1] > 0.15, gains
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", sorted(set(PRESETS) - set(DEFAULT) - NOT_TRAINABLE_YET))
+@pytest.mark.parametrize("name", sorted(set(PRESETS) - set(BY_MORE) - NOT_TRAINABLE_YET))
 def test_the_reward_rises_under_every_other_row(name, tmp_path):
     gains = sorted(gain(tmp_path / str(seed), name, seed) for seed in (1, 2, 3))
     assert gains[1] > 0.05, gains
