@@ -3,7 +3,10 @@
 """Complete text with a model: `python -m jaxrl_llm.cli.generate --prompt "12+30="`.
 
 Prompts come from --prompt, from --input (JSON lines with "prompt": text or chat messages), or from
-standard input. With --output each line comes back with "completion" added, in order of completion.
+standard input. With --output each line comes back with "completion", "finish" and where it came
+from ("index" of the line among those of --input, "sample") added, in order of completion; a line
+that can't be completed comes back with "error", and the exit code is then 2. An --output that
+exists is not touched; --resume goes on with what it lacks.
 """
 
 from __future__ import annotations
@@ -11,15 +14,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
+import pathlib
 import secrets
 import sys
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import IO, Any
 
-from jaxrl_llm.errors import DataError, UserError
+from jaxrl_llm.errors import ConfigError, DataError, UserError
 
-SAMPLING = {"max-tokens": 128, "min-tokens": 0, "temperature": 1.0, "top-p": 1.0, "top-k": 0}
+SAMPLING = {
+    "max-tokens": 128, "min-tokens": 0, "temperature": 1.0, "top-p": 1.0, "top-k": 0, "min-p": 0.0,
+}  # fmt: skip
+OWN = ("completion", "finish", "error", "index", "sample", "seed")  # columns of the output
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -28,7 +36,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", default="smollm2-135m-instruct", help="HF folder, .gguf file, hub id, name")
     add("--prompt", action="append", help="a prompt; may be given several times")
     add("--input", help="JSON lines, each with a prompt")
-    add("--output", help="JSON lines to write")
+    add("--output", help="JSON lines to write; must not exist")
+    add("--resume", action="store_true", help="go on with an --output that exists")
     add("--chat", action="store_true", help="prompts are a user's message, put in the template")
     add("--n", type=int, default=1, help="completions of each prompt")
     add("--stop", action="append", default=[], help="a string that ends a completion")
@@ -42,76 +51,201 @@ def _parser() -> argparse.ArgumentParser:
 def main(args: Sequence[str] | None = None) -> int:
     """Sample, print or write; returns the exit code."""
     try:
-        _run(_parser().parse_args(args))
+        return _run(_parser().parse_args(args))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    return 0
+    except BrokenPipeError:  # whoever reads has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(options: argparse.Namespace) -> int:
+    _check(options)
     records = _records(options)
+    with _output(options) as (out, done, seed):
+        return _complete(options, records, out, done, seed)
+
+
+def _complete(
+    options: argparse.Namespace,
+    records: list[dict[str, Any]],
+    out: IO[str] | None,
+    done: set[tuple[int, int]],
+    seed: int,
+) -> int:
     from jaxrl_llm.checkpoint.pretrained import load
-    from jaxrl_llm.rollout.engine import Engine, EngineConfig, Request, SamplingParams
-    from jaxrl_llm.text.chat import encode_prompt
-    from jaxrl_llm.types import Prompt
+    from jaxrl_llm.rollout.engine import Engine, EngineConfig, SamplingParams
 
     model = load(options.model)
-    seed = secrets.randbelow(2**32) if options.seed is None else options.seed
     params = SamplingParams(
         **{name: getattr(options, name) for name in (n.replace("-", "_") for n in SAMPLING)},
         stop_ids=model.tokenizer.eos_ids,
         stop_strings=tuple(options.stop),
         seed=seed,
     )
-    requests = []
-    for uid, record in enumerate(records):
-        chat = options.chat and isinstance(record["prompt"], str)
-        prompt = [{"role": "user", "content": record["prompt"]}] if chat else record["prompt"]
-        tokens, text = encode_prompt(prompt, model.tokenizer)
-        requests.append(Request(Prompt(str(uid), tuple(tokens), text), params, options.n, uid))
-    config = EngineConfig(
-        max_prompt_tokens=max(1, 1, *(len(request.prompt.tokens) for request in requests)),
-        max_new_tokens=options.max_tokens,
-        slots=min(64, max(1, len(requests) * options.n)),
-        group_size=options.n,
-        weights=options.weights,
-    )
-    engine = Engine(model.config, model.params, config, decode_text=model.tokenizer.decode)
-    rollouts, count = engine.generate(requests), len(requests) * options.n
-    start, total = time.monotonic(), 0
-    with open(options.output, "w") if options.output else contextlib.nullcontext() as out:
-        for done, rollout in enumerate(rollouts, 1):
+    params.check()
+    requests, refused = _requests(options, records, model, params, done)
+    count = len(requests) * options.n
+    total, start = 0, time.monotonic()
+    if requests:
+        config = EngineConfig(
+            max_prompt_tokens=max(len(request.prompt.tokens) for request in requests),
+            max_new_tokens=options.max_tokens,
+            slots=min(64, count),
+            group_size=options.n,
+            weights=options.weights,
+        )
+        engine = Engine(model.config, model.params, config, decode_text=model.tokenizer.decode)
+        for number, rollout in enumerate(engine.generate(requests), 1):
             total += len(rollout.tokens)
             text = model.tokenizer.decode(rollout.tokens.tolist(), skip_special=True)
-            _show(records[int(rollout.prompt.id)], rollout, text, out, count > 1)
-            if sys.stderr.isatty() or done == count:
+            index = int(rollout.prompt.id)
+            if (index, rollout.sample) not in done:
+                own = {"completion": text, "finish": rollout.finish_reason, "seed": seed}
+                _show(records[index], index, rollout.sample, own, out, count > 1)
+            if sys.stderr.isatty() or number == count:
                 rate = total / (time.monotonic() - start)
-                bar = f"\r{'█' * (20 * done // count):20} {done}/{count} · {rate:.0f} tok/s"
+                bar = f"\r{'█' * (20 * number // count):20} {number}/{count} · {rate:.0f} tok/s"
                 print(bar, end="", file=sys.stderr)
     print(f" · {total} tokens · seed {seed}", file=sys.stderr)
+    for index, error in refused.items():
+        place = f"{options.input}: prompt {index + 1}: {error}"
+        print(f"error: {place}", file=sys.stderr)
+        if out is not None and (index, 0) not in done:
+            _show(records[index], index, 0, {"error": str(error), "seed": seed}, out, True)
+    return 2 if refused else 0
+
+
+def _requests(
+    options: argparse.Namespace, records, model, params, done
+) -> tuple[list[Any], dict[int, UserError]]:
+    """What is still to be sampled, and why some records can't be."""
+    from jaxrl_llm.rollout.engine import Request
+    from jaxrl_llm.types import Prompt
+
+    refused: dict[int, UserError] = {}
+    requests = []
+    for uid, record in enumerate(records):
+        try:
+            tokens, text = _encode(record["prompt"], options.chat, model.tokenizer)
+            room = model.config.max_position_embeddings - options.max_tokens
+            if not 0 < len(tokens) <= room:
+                raise DataError("bad prompt", got=f"{len(tokens)} tokens", expected=f"1 … {room}")
+        except UserError as error:
+            if not options.input:
+                raise
+            refused[uid] = error
+            continue
+        if any((uid, sample) not in done for sample in range(options.n)):
+            requests.append(Request(Prompt(str(uid), tuple(tokens), text), params, options.n, uid))
+    return requests, refused
+
+
+def _encode(prompt: Any, chat: bool, tokenizer: Any) -> tuple[list[int], str]:
+    from jaxrl_llm.text.chat import encode_prompt
+
+    if not isinstance(prompt, str | list):
+        raise DataError(
+            "bad prompt", got=type(prompt).__name__, expected="text, or a list of chat messages"
+        )
+    if chat and isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    return encode_prompt(prompt, tokenizer)
+
+
+def _check(options: argparse.Namespace) -> None:
+    for name in ("n", "max_tokens"):
+        if getattr(options, name) < 1:
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} is too small", got=getattr(options, name), expected="≥ 1")
+    if options.prompt and options.input:
+        raise ConfigError("both --prompt and --input", expected="one of them")
+    if options.resume and not options.output:
+        raise ConfigError("--resume without --output", hint="--output=FILE that it goes on with")
 
 
 def _records(options: argparse.Namespace) -> list[dict[str, Any]]:
     """What is to be completed, each with a `prompt`."""
-    if options.prompt or not options.input:
+    if not options.input:
         return [{"prompt": prompt} for prompt in options.prompt or [sys.stdin.read()]]
-    try:
-        with open(options.input) as lines:
-            records = [json.loads(line) for line in lines if line.strip()]
-    except (OSError, ValueError) as error:
-        raise DataError(f"{options.input} can't be read as JSON lines", got=error) from error
-    if not records or not all(isinstance(r, dict) and "prompt" in r for r in records):
-        raise DataError(f"not every line of {options.input} has a prompt")
+    from jaxrl_llm.data.sources import json_lines
+
+    records, path = [], pathlib.Path(options.input)
+    for line, record in json_lines(path, '{"prompt": …}'):
+        where = f"{path}:{line}"
+        if "prompt" not in record:
+            raise DataError(f"{where} has no prompt", got=", ".join(record) or "no columns")
+        if options.output and (taken := [name for name in OWN if name in record]):
+            raise DataError(
+                f"{where} has columns that the output has, too",
+                got=", ".join(taken),
+                hint="rename them",
+            )
+        try:
+            json.dumps(record, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise DataError(f"{where} has half of a character (a lone surrogate)") from None
+        records.append(record)
+    if not records:
+        raise DataError(f"{path} has no lines")
     return records
 
 
-def _show(record: dict[str, Any], rollout: Any, text: str, out: Any, many: bool) -> None:
+@contextlib.contextmanager
+def _output(
+    options: argparse.Namespace,
+) -> Iterator[tuple[IO[str] | None, set[tuple[int, int]], int]]:
+    """The file to write to, what it has already (index, sample), and the seed of the run."""
+    seed = secrets.randbelow(2**32) if options.seed is None else options.seed
+    if not options.output:
+        yield None, set(), seed
+        return
+    path, done = pathlib.Path(options.output), set()
+    try:
+        if options.resume and path.exists():
+            done, seed = _written(path, options.seed)
+        with path.open("a" if done else "w" if options.resume else "x", encoding="utf-8") as out:
+            yield out, done, seed
+    except FileExistsError:
+        raise ConfigError(
+            f"{path} exists", hint="another --output, or --resume to go on with it"
+        ) from None
+    except OSError as error:
+        if error.filename is None or isinstance(error, BrokenPipeError):
+            raise
+        raise ConfigError(f"{path} can't be written", got=error.strerror) from error
+
+
+def _written(path: pathlib.Path, seed: int | None) -> tuple[set[tuple[int, int]], int]:
+    """What an earlier run wrote; a line that it did not finish is cut off."""
+    from jaxrl_llm.data.sources import json_lines
+
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if whole != content:
+        os.truncate(path, len(whole))
+    lines = [line for _, line in json_lines(path)]
+    seeds = {line.get("seed") for line in lines}
+    if any(not {"index", "sample", "seed"} <= line.keys() for line in lines) or len(seeds) > 1:
+        raise ConfigError(f"{path} is not the output of one run", hint="another --output")
+    before = seeds.pop() if seeds else seed
+    if before is None:
+        before = secrets.randbelow(2**32)
+    if seed not in (None, before):
+        raise ConfigError(f"{path} was written with another seed", got=seed, expected=before)
+    return {(line["index"], line["sample"]) for line in lines}, before
+
+
+def _show(
+    record: dict[str, Any], index: int, sample: int, own: dict[str, Any], out: Any, many: bool
+) -> None:
     if out is not None:
-        extra = {"completion": text, "sample": rollout.sample, "finish": rollout.finish_reason}
-        print(json.dumps({**record, **extra}, ensure_ascii=False), file=out, flush=True)
+        line = {**record, "index": index, "sample": sample, **own}
+        print(json.dumps(line, ensure_ascii=False), file=out, flush=True)
     else:
-        print(f"── {rollout.prompt.id}.{rollout.sample}\n{text}" if many else text, flush=True)
+        text = own["completion"]
+        print(f"── {index}.{sample}\n{text}" if many else text, flush=True)
 
 
 if __name__ == "__main__":

@@ -218,9 +218,12 @@ class Engine:
                 for sample, reason in self._decode(scheduler):
                     scheduler.finish(sample)
                     yield _rollout(sample, reason, self._prompt_logps.get(id(sample.request)))
-        except Exception:
-            if self._prefixes:  # pages may not hold what they should
+        except GeneratorExit:
+            raise
+        except BaseException:  # Ctrl-C, too: pages may not hold what they should, or be donated
+            if self._prefixes:
                 self._prefixes.clear()
+            self._pages = None
             raise
         finally:
             self._generating = False

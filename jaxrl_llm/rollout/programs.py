@@ -34,7 +34,7 @@ from jaxrl_llm.rollout.sampling import (
     top_logps,
 )
 from jaxrl_llm.rollout.view import write_view
-from jaxrl_llm.rollout.weights import Form, views
+from jaxrl_llm.rollout.weights import Form, view_head, view_layer
 
 Cache = tuple[tuple[Float[Array, "..."], Float[Array, "..."]], ...]  # KVPages or KVView
 Rows = jax.Array | np.ndarray  # the host makes them as numpy, the programs see device arrays
@@ -160,12 +160,18 @@ class PrefillChunk:
 def _run_layers(
     params: Params,
     config: ModelConfig,
+    form: Form,
     tokens: Int[Array, "S T"],
     positions: Int[Array, "S T"],
-    attend: Callable[..., Array],
-) -> Float[Array, "S T D"]:
-    """Run tokens through the decoder. ``attend(layer, q, k, v, window=…, softcap=…, scale=…)``
-    keeps the layer's new keys and values and returns what the queries see."""
+    cache: Cache,
+    attend: Callable[..., tuple[Array, Any]],
+    context: Any,
+) -> tuple[Float[Array, "S T D"], Cache]:
+    """Run tokens through the decoder, and what it keeps of them.
+
+    ``attend(kept, q, k, v, context, window=…, softcap=…, scale=…)`` returns what the queries see,
+    and the layer's part of the cache with the new keys and values.
+    """
     x = embed_tokens(params, config, tokens)
     kinds = sorted({traits.rope for traits in config.layers})
 
@@ -178,11 +184,71 @@ def _run_layers(
     # XLA would compute them again in every layer, for every head; it can't look into a branch, and
     # it does not know that positions are never below 0.
     tables = jax.lax.cond(jnp.all(positions >= 0), sines, never)
-    softcap, scale = config.attention_softcap, config.attention_scale
-    for index, (layer, traits) in enumerate(zip(params["layers"], config.layers, strict=True)):
-        part = functools.partial(attend, index, window=traits.window, softcap=softcap, scale=scale)
-        x = block(layer, config, x, *tables[traits.rope], part)
-    return final_hidden(params, config, x)
+    out = []
+    for layer, kept, traits in zip(params["layers"], cache, config.layers, strict=True):
+        x, kept = _layer(
+            layer,
+            kept,
+            x,
+            *tables[traits.rope],
+            context,
+            config=config,
+            form=form,
+            window=traits.window,
+            attend=attend,
+        )
+        out.append(kept)
+    return final_hidden(params, config, x), tuple(out)
+
+
+# A program of its own inside the others, so that layers that are alike are traced once.
+@functools.partial(jax.jit, static_argnames=("config", "form", "window", "attend"))
+def _layer(
+    layer: dict[str, Any],
+    kept: tuple[Array, Array],
+    x: Float[Array, "S T D"],
+    cos: Float[Array, "S T half"],
+    sin: Float[Array, "S T half"],
+    context: Any,
+    *,
+    config: ModelConfig,
+    form: Form,
+    window: int | None,
+    attend: Callable[..., tuple[Array, Any]],
+) -> tuple[Float[Array, "S T D"], tuple[Array, Array]]:
+    traits = {
+        "window": window,
+        "softcap": config.attention_softcap,
+        "scale": config.attention_scale,
+    }
+
+    def seen(q: Array, k: Array, v: Array) -> Array:
+        nonlocal kept
+        out, kept = attend(kept, q, k, v, context, **traits)
+        return out
+
+    return block(view_layer(layer, config, form), config, x, cos, sin, seen), kept
+
+
+def _attend_chunk(kept, q, k, v, context, **traits):
+    chunk, page, offset, positions = context
+    kept = tuple(
+        write_tokens(pages, new, page, offset) for pages, new in zip(kept, (k, v), strict=True)
+    )
+    out = paged_attention(q[0][chunk.index], *kept, chunk.tables, positions, **traits)
+    return out[chunk.row, chunk.column][None], kept
+
+
+def _attend_pages(kept, q, k, v, context, **traits):
+    tables, places, at = context
+    kept = tuple(write_tokens(pages, new, *places) for pages, new in zip(kept, (k, v), strict=True))
+    return paged_attention(q, *kept, tables, at, **traits), kept
+
+
+def _attend_view(kept, q, k, v, context, **traits):
+    position, wanted = context
+    kept = write_view(kept, k[:, 0], v[:, 0], position, wanted)
+    return view_attention(q[:, 0], *kept, position, **traits)[:, None], kept
 
 
 @functools.partial(jax.jit, static_argnames=("config", "form", "scored"), donate_argnames="pages")
@@ -209,30 +275,22 @@ def prefill(
     row_positions = (
         chunk.start[:, None] + jnp.arange(chunk.index.shape[1], dtype=jnp.int32)[None, :]
     )
-    layers = list(pages)
-
-    def attend(layer, q, k, v, **traits):
-        k_pages, v_pages = layers[layer]
-        k_pages = write_tokens(k_pages, k, page.T, offset.T)
-        v_pages = write_tokens(v_pages, v, page.T, offset.T)
-        layers[layer] = (k_pages, v_pages)
-        by_row = q[0][chunk.index]
-        out = paged_attention(by_row, k_pages, v_pages, chunk.tables, row_positions, **traits)
-        return out[chunk.row, chunk.column][None]
-
-    params = views(params, config, form)
-    hidden = _run_layers(params, config, chunk.tokens[None], positions.T, attend)
+    context = chunk, page.T, offset.T, row_positions
+    hidden, pages = _run_layers(
+        params, config, form, chunk.tokens[None], positions.T, pages, _attend_chunk, context
+    )
     if not scored:
-        return tuple(layers), None
+        return pages, None
     with jax.named_scope("score"):
-        out = logits(params, hidden[0], config)
+        out = logits(view_head(params, form), hidden[0], config)
         logps = token_logps(out, chunk.targets, chunk.temperature)
-    return tuple(layers), logps.astype(jnp.float32)
+    return pages, logps.astype(jnp.float32)
 
 
 def _decode_layers(
     params: Params,
     config: ModelConfig,
+    form: Form,
     cache: Cache,
     tables: Int[Array, "S M"] | None,
     token: Int[Array, " S"],
@@ -240,22 +298,13 @@ def _decode_layers(
     wanted: Bool[Array, " S"],
 ) -> tuple[Float[Array, "S D"], Cache]:
     """One token of every row through the decoder, over pages or (no tables) over their view."""
-    layers, at = list(cache), position[:, None]
+    at = position[:, None]
+    attend, context = _attend_view, (position, wanted)
     if tables is not None:
         places = page_slots(tables, at, wanted[:, None], cache[0][0].shape[1])
-
-    def over_pages(layer, q, k, v, **traits):
-        k_pages, v_pages = layers[layer]
-        layers[layer] = write_tokens(k_pages, k, *places), write_tokens(v_pages, v, *places)
-        return paged_attention(q, *layers[layer], tables, at, **traits)
-
-    def over_view(layer, q, k, v, **traits):
-        layers[layer] = write_view(layers[layer], k[:, 0], v[:, 0], position, wanted)
-        return view_attention(q[:, 0], *layers[layer], position, **traits)[:, None]
-
-    attend = over_view if tables is None else over_pages
-    hidden = _run_layers(params, config, token[:, None], at, attend)
-    return hidden[:, 0], tuple(layers)
+        attend, context = _attend_pages, (tables, places, at)
+    hidden, cache = _run_layers(params, config, form, token[:, None], at, cache, attend, context)
+    return hidden[:, 0], cache
 
 
 def _edited(
@@ -294,7 +343,7 @@ def decode(
         edited: whether biases and `stop_from` are looked at.
         tops: whether the likeliest tokens of every place are recorded.
     """
-    params = views(params, config, form)
+    headed = view_head(params, form)
     keys = sequence_keys(slots.seed, slots.uid, slots.sample)
 
     def unfinished(state):
@@ -304,10 +353,10 @@ def decode(
     def one_step(state):
         step, cache, token, position, active, out = state
         wanted = active & (position >= slots.write_from)
-        hidden, cache = _decode_layers(params, config, cache, tables, token, position, wanted)
+        hidden, cache = _decode_layers(params, config, form, cache, tables, token, position, wanted)
         with jax.named_scope("sample"):
             uniform = position_uniforms(keys, position + 1)
-            scores = logits(params, hidden, config)
+            scores = logits(headed, hidden, config)
             changed = _edited(scores, slots, position + 1) if edited else None
             chosen, logp = sample_tokens(scores, uniform, slots.filters, changed)
             best = top_logps(scores, slots.filters.temperature) if tops else (None, None)

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Key, UInt
 
@@ -71,39 +72,76 @@ class SamplingParams:
 
     def check(self) -> None:
         """Raises RequestError for a value that can't be sampled with."""
-        if self.max_tokens < 1:
-            raise RequestError("max_tokens is too small", got=self.max_tokens, expected="≥ 1")
-        if not 0.0 <= self.temperature < float("inf"):
-            raise RequestError("bad temperature", got=self.temperature, expected="≥ 0 and finite")
-        if not 0.0 < self.top_p <= 1.0:
-            raise RequestError("bad top_p", got=self.top_p, expected="in (0, 1]")
-        if len(self.stop_ids) > MAX_STOP_IDS or any(i < 0 for i in self.stop_ids):
+        for name, least, most in (
+            ("max_tokens", 1, 2**31 - 1),
+            ("seed", 0, 2**32 - 1),
+            ("top_k", 0, 2**63 - 1),
+            ("min_tokens", 0, self.max_tokens),
+            ("top_logprobs", 0, MAX_TOP_LOGPS),
+        ):
+            if not _is_integer(value := getattr(self, name), least, most):
+                expected = f"an integer in {least} … {most}"
+                raise RequestError(f"bad {name}", got=repr(value), expected=expected)
+        for name, right, expected in (
+            ("temperature", lambda x: x == 0 or 0 < np.float32(x) < np.inf, "0, or a float32 > 0"),
+            ("top_p", lambda x: np.float32(x) > 0 and x <= 1, "in (0, 1]"),
+            ("min_p", lambda x: 0 <= x <= 1, "in [0, 1]"),
+        ):
+            value = getattr(self, name)
+            with np.errstate(over="ignore", under="ignore"):
+                fits = _is_number(value) and right(value)
+            if not fits:
+                raise RequestError(f"bad {name}", got=repr(value), expected=expected)
+        if not (
+            isinstance(self.stop_ids, tuple | list)
+            and len(self.stop_ids) <= MAX_STOP_IDS
+            and all(_is_integer(token, 0, 2**31 - 1) for token in self.stop_ids)
+        ):
             raise RequestError(
                 "bad stop_ids", got=self.stop_ids, expected=f"at most {MAX_STOP_IDS} token ids ≥ 0"
             )
-        if not 0 <= self.seed < 2**32:
-            raise RequestError("bad seed", got=self.seed, expected="in 0 .. 2³² − 1")
-        if self.top_k < 0:
-            raise RequestError("bad top_k", got=self.top_k, expected="≥ 0")
-        if not 0.0 <= self.min_p <= 1.0:
-            raise RequestError("bad min_p", got=self.min_p, expected="in [0, 1]")
-        if not 0 <= self.min_tokens <= self.max_tokens:
-            raise RequestError("bad min_tokens", got=self.min_tokens, expected="0 .. max_tokens")
-        if not 0 <= self.top_logprobs <= MAX_TOP_LOGPS:
+        if not isinstance(self.stop_strings, tuple | list) or not all(
+            isinstance(text, str) and text for text in self.stop_strings
+        ):
             raise RequestError(
-                "bad top_logprobs", got=self.top_logprobs, expected=f"0 .. {MAX_TOP_LOGPS}"
+                "bad stop_strings", got=repr(self.stop_strings), expected="strings, none empty"
             )
-        if any(not text for text in self.stop_strings):
-            raise RequestError("a stop string is empty")
-        biases = [value for _, value in self.logit_bias]
-        if len(biases) > MAX_BIASES or any(not value < float("inf") for value in biases):
-            raise RequestError(
-                "bad logit_bias",
-                got=f"{len(biases)} of them",
-                expected=f"at most {MAX_BIASES}, each below +∞",
-            )
-        if len({token for token, _ in self.logit_bias}) < len(biases):
+        self._check_biases()
+
+    def _check_biases(self) -> None:
+        biases = self.logit_bias
+        pairs = isinstance(biases, tuple | list) and all(
+            isinstance(pair, tuple | list)
+            and len(pair) == 2
+            and _is_integer(pair[0], 0, 2**31 - 1)
+            and _is_number(pair[1])
+            for pair in biases
+        )
+        with np.errstate(over="ignore"):
+            if (
+                not pairs
+                or len(biases) > MAX_BIASES
+                or any(not np.float32(value) < np.inf for _, value in biases)
+            ):
+                raise RequestError(
+                    "bad logit_bias",
+                    got=f"{biases!r:.100}",
+                    expected=f"at most {MAX_BIASES} pairs of a token and a float32 below +∞",
+                )
+        if len({token for token, _ in biases}) < len(biases):
             raise RequestError("logit_bias names a token twice")
+
+
+def _is_integer(value: object, least: int, most: int) -> bool:
+    return (
+        isinstance(value, int | np.integer)
+        and not isinstance(value, bool)
+        and least <= value <= most
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 def sequence_keys(

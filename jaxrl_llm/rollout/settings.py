@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.rollout.kv_cache import default_num_pages
@@ -26,8 +26,8 @@ class EngineConfig:
             fill every slot (`default_num_pages`).
         group_size: samples per prompt that the default pool is made for.
         decode_steps: the most tokens per slot between two looks of the host.
-        prefill_tokens: prompt tokens computed at a time (more suits an accelerator); on a CPU
-            a multiple of 16, so that a prompt's numbers don't depend on it.
+        prefill_tokens: prompt tokens computed at a time (more suits an accelerator); a multiple
+            of 16, so that on a CPU a prompt's numbers don't depend on it.
         weights: "native", as they are handed over; "bfloat16", rounded; "int8", each row of a
             matrix rounded to 8 bits, and what it is multiplied with, too: the log-probabilities
             are then those of another model, so training needs a correction.
@@ -50,13 +50,26 @@ class EngineConfig:
     prefix_cache: bool = False
 
     def __post_init__(self) -> None:
+        kinds = get_type_hints(type(self))
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, str | bool):
-                continue
-            least = {"num_pages": 2, "prefill_tokens": 8}.get(field.name, 1)
-            if value is not None and value < least:
-                raise ConfigError(f"bad {field.name}", got=value, expected=f"≥ {least}")
+            name, value = field.name, getattr(self, field.name)
+            if get_origin(kinds[name]) is Literal:
+                allowed = get_args(kinds[name])
+                if value not in allowed:
+                    raise ConfigError(f"bad {name}", got=value, expected=", ".join(allowed))
+            elif kinds[name] is bool:
+                if not isinstance(value, bool):
+                    raise ConfigError(f"bad {name}", got=repr(value), expected="True or False")
+            elif not (name == "num_pages" and value is None):
+                least = {"num_pages": 2, "prefill_tokens": 16}.get(name, 1)
+                if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                    raise ConfigError(
+                        f"bad {name}", got=repr(value), expected=f"an integer ≥ {least}"
+                    )
+        if self.prefill_tokens % 16:
+            raise ConfigError(
+                "bad prefill_tokens", got=self.prefill_tokens, expected="a multiple of 16"
+            )
 
 
 @dataclasses.dataclass

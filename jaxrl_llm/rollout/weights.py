@@ -4,9 +4,9 @@
 
 On a CPU XLA multiplies a few rows with a matrix almost twice as fast when the matrix is the left
 operand, ``(W · xᵀ)ᵀ``; one product for q, k and v, and one for gate and up, is faster again. There
-the layers are *packed* so; elsewhere they stay plain arrays. `pack` runs once for new weights,
-`views` inside every program turns the packed arrays into what `models.layers.linear` multiplies
-with.
+the layers are *packed* so; elsewhere they stay plain arrays. `pack` runs once for new weights;
+`view_layer` and `view_head` inside the programs turn the packed arrays into what
+`models.layers.linear` multiplies with.
 
 With weights that need more than 1024 columns the sums over them are formed in parts: XLA's code for
 longer sums adds in another order when there are few rows, and a sample's numbers should not depend
@@ -48,16 +48,13 @@ def pack(params: Params, form: Form) -> Params:
     return {**params, "layers": layers, **({"packed_head": head} if head is not None else {})}
 
 
-def views(params: Params, config: ModelConfig, form: Form) -> Params:
-    """What `pack` made, as parameters for `models.transformer.block` and `logits`."""
+def view_head(params: Params, form: Form) -> Params:
+    """What `pack` made, as parameters for `models.transformer.logits`."""
     if form == "plain":
         return params
-    layers = tuple(_view_layer(layer, config) for layer in params["layers"])
     if form == "int8":
-        head = Int8(params["packed_head"])
-    else:
-        head = Left((output_head(params),), most_rows=HEAD_ROWS)
-    return {**params, "layers": layers, "head": head}
+        return {**params, "head": Int8(params["packed_head"])}
+    return {**params, "head": Left((output_head(params),), most_rows=HEAD_ROWS)}
 
 
 def _pack_layer(layer: dict[str, Any], form: Form) -> dict[str, Any]:
@@ -77,7 +74,10 @@ def _pack_layer(layer: dict[str, Any], form: Form) -> dict[str, Any]:
     return out
 
 
-def _view_layer(layer: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
+def view_layer(layer: dict[str, Any], config: ModelConfig, form: Form) -> dict[str, Any]:
+    """A layer as `pack` made it, as parameters for `models.transformer.block`."""
+    if form == "plain":
+        return layer
     out = dict(layer)
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     for group, names in GROUPS.items():
