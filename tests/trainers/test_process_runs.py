@@ -83,7 +83,8 @@ def finish(folder, count, run, **how):
     """What each of the processes tells, once all are done."""
     with running(folder, count, run, **how) as group:
         texts = [process.communicate(timeout=400) for process in group]
-        assert [process.returncode for process in group] == [0] * count, texts
+        codes = [process.returncode for process in group]
+        assert codes == [0] * count, [errors[-3000:] for _, errors in texts]
     return [json.loads((folder / f"{run}.{i}").read_text()) for i in range(count)]
 
 
