@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import os
+
 import jax
 
 from jaxrl_llm.errors import ConfigError
@@ -39,6 +41,10 @@ def _set_platform(devices: str) -> None:
     jax.config.update("jax_platforms", kind)
     if count:
         jax.config.update("jax_num_cpu_devices", int(count))
+        if int(count) > 1:
+            # A device's part in a collective holds a thread until all others have come. XLA makes
+            # as many threads as devices: two collectives under way at once would wait for good.
+            os.environ.setdefault("PJRT_NPROC", str(4 * int(count)))
 
 
 def _check_there(devices: str) -> None:
