@@ -4,8 +4,9 @@
 
 Command:    python -m jaxrl_llm.train --config=kto.py
 Hardware:   two CPU cores, 8 GiB of memory
-Time:       about eight minutes on one busy core, 55 s a step
-Expect:     first loss 0.5; held-out loss 0.43 after two steps
+Time:       about six minutes on one busy core, 45 s a step
+Expect:     first loss 0.5; after five steps held-out loss from 0.5 to 0.29, accuracy from 50 % to
+            100 %
 Overrides:  --preference.undesirable_weight=0.8
             --train.batch=32
             --train.steps=40
