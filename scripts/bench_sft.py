@@ -121,17 +121,20 @@ def cut_up(steps: list, portions: int) -> list[list]:
 
 def ours(learner: Learner, portions: list[list[PackedRows]], rows_at_once: int) -> Variant:
     """Steps of this package, compiled here."""
-    shapes = {(r.tokens.shape[1], target_bound(r.mask)): r for p in portions for r in p}
+    at_once = lambda rows: min(rows_at_once, rows.tokens.shape[0])  # noqa: E731 - short
+    shapes = {(r.tokens.shape, target_bound(r.mask)): r for p in portions for r in p}
     for (_, targets), rows in shapes.items():
-        grads = jax.eval_shape(learner.functions.state.zeros, learner.params)
-        micro = next(micro_rows(rows, rows_at_once))
+        micro = next(micro_rows(rows, at_once(rows)))
+        grads = None  # the only micro-batch of a step is added to nothing
+        if rows.tokens.shape[0] > rows_at_once:
+            grads = jax.eval_shape(learner.functions.state.zeros, learner.params)
         arguments = (grads, learner.params, None, learner.put(micro), sft_counts(rows), {})
         learner.functions.accumulate.lower(*arguments, Bounds(targets, 1)).compile()
 
     def run(portion: int) -> tuple[float, float]:
-        learner.micro_rows = rows_at_once
         start, used = time.perf_counter(), time.process_time()
         for rows in portions[portion]:
+            learner.micro_rows = at_once(rows)
             bounds = Bounds(target_bound(rows.mask), 1)
             learner.update(rows, sft_counts(rows), {}, bounds, 0)
         return time.perf_counter() - start, time.process_time() - used
@@ -229,7 +232,7 @@ def main() -> None:
             cut_work = {name: cut_up(steps, options.rounds) for name, steps in work.items()}
             child = start_torch(options, model, cut_work, pathlib.Path(folder))
         learner = make_learner(model)
-        variants["packed"] = ours(learner, cut_up(packed, options.rounds), 1)
+        variants["packed"] = ours(learner, cut_up(packed, options.rounds), ROWS)
         variants["padded"] = ours(learner, cut_up(padded, options.rounds), batch)
         if child is not None:
             variants |= {name: theirs(child, name, options.rounds) for name in work}

@@ -101,15 +101,21 @@ def put(state: TrainState, place: Place) -> TrainState:
 
 
 def add_gradients(
-    contribution: Callable, grads: Any, trained: Any, place: Place = FREE
+    contribution: Callable, grads: Any | None, trained: Any, place: Place = FREE
 ) -> tuple[Any, tuple[Any, Any]]:
     """Gradients plus those of ``contribution(trained) → (value, metrics)``, and (value, metrics).
 
     The contributions of all micro-batches of an optimiser batch sum to its loss, so gradients are
     simply added.
+
+    Args:
+        grads: those of the other micro-batches, at least float32; None where there are none.
     """
     (value, metrics), new = jax.value_and_grad(contribution, has_aux=True)(trained)
-    grads = jax.tree.map(lambda total, g: total + g.astype(total.dtype), grads, new)
+    if grads is None:
+        grads = jax.tree.map(lambda g: g.astype(accumulation_dtype(g.dtype)), new)
+    else:
+        grads = jax.tree.map(lambda total, g: total + g.astype(total.dtype), grads, new)
     return place.split(grads, "gradients"), (value, metrics)
 
 
@@ -125,7 +131,7 @@ def take_step(
     """One optimiser step: gradients of micro-batches added up, checked and applied.
 
     Args:
-        accumulate: (gradients, micro-batch) → (gradients, (contribution, metrics)).
+        accumulate: (gradients or None, micro-batch) → (gradients, (contribution, metrics)).
         step: for the error.
         learner: whose step it is, where there are several: "critic".
 
@@ -135,7 +141,9 @@ def take_step(
     Raises:
         NonFinite: a loss or gradient; the state is as before.
     """
-    sums, grads = Sums(), functions.zeros(state.params)
+    micro_batches = list(micro_batches)
+    # A batch that is not cut up saves two passes over all gradients.
+    sums, grads = Sums(), functions.zeros(state.params) if len(micro_batches) > 1 else None
     for micro in micro_batches:
         grads, (loss, metrics) = accumulate(grads, micro)
         sums.add({**metrics, "loss/sum": (loss, 1.0)})
