@@ -157,7 +157,8 @@ class RewardTrainer:
                 learner, put = self.updater, self.updater.put(micro)
                 found = self.scores(learner.params, learner.frozen, put, bounds.slots)
                 scores = fetch(found)
-                valid = jax.device_get(pair_places(micro, bounds.slots))
+                here = jax.tree.map(jnp.asarray, micro)  # every process knows all rows
+                valid = jax.device_get(pair_places(here, bounds.slots))
                 differences.append((scores[:, 0::2] - scores[:, 1::2]).reshape(-1)[valid])
         means = sums.means()
         result = {f"eval/{name}": value for name, value in means.items()}
