@@ -28,6 +28,7 @@ from jaxrl_llm.models.transformer import Params, output_head, unstack_layers
 
 HEAD_ROWS = 32  # beyond which logits cost more to turn round than the product saves
 LEFT_ROWS = 64  # beyond which rows · Wᵀ is the faster product
+SAME_ORDER = 16  # of whose multiples a matrix must have rows for both products to add alike
 MAX_COLUMNS = 1024  # of a product's sum, so that its order is the same for 16 rows and for 64
 GROUPS = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up"), "o": ("o",), "down": ("down",)}
 
@@ -132,7 +133,7 @@ class Left:
 
     def some(self, rows: Float[Array, "m i"], start: int, stop: int | None) -> Float[Array, "m _"]:
         """The product's columns from `start` to `stop`."""
-        if rows.shape[0] > self.most_rows:
+        if rows.shape[0] > self.most_rows and self.parts[0].shape[0] % SAME_ORDER == 0:
             return self._sum(rows, "mi,oi->mo")[:, start:stop]
         out = self._sum(rows, "oi,mi->om")
         # Without the barrier XLA turns a whole transposed product back into rows · Wᵀ.
