@@ -25,6 +25,7 @@ import numpy as np
 from jaxrl_llm.errors import NonFinite, RequestError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Params
+from jaxrl_llm.rollout.checks import check_request
 from jaxrl_llm.rollout.kv_cache import KVPages, copy_pages, init_pages
 from jaxrl_llm.rollout.layout import decode_slots, prefill_chunks
 from jaxrl_llm.rollout.page_pool import NULL_PAGE, PageAllocator, PrefixCache
@@ -138,42 +139,9 @@ class Engine:
 
     def check(self, request: Request) -> None:
         """Raises RequestError if `request` can never be served by this engine."""
-        config, prompt = self.config, request.prompt
-        name = f"request {request.uid} ({prompt.id!r})"
-        length, new = len(prompt.tokens), request.params.max_tokens
-        request.params.check()
-        if not 0 <= request.uid < 2**32:
-            raise RequestError("bad uid", got=request.uid, expected="in 0 .. 2³² − 1")
-        if request.n < 1:
-            raise RequestError(f"{name} asks for no samples", got=request.n, expected="n ≥ 1")
-        if length == 0:
-            raise RequestError(f"{name} has an empty prompt", expected="at least one token")
-        if not 0 <= min(prompt.tokens) <= max(prompt.tokens) < self.model_config.vocab_size:
-            raise RequestError(
-                f"{name} has a token outside the vocabulary",
-                got=max(prompt.tokens, key=abs),
-                expected=f"0 .. {self.model_config.vocab_size - 1}",
-            )
-        biased = [token for token, _ in request.params.logit_bias]
-        if biased and not 0 <= min(biased) <= max(biased) < self.model_config.vocab_size:
-            raise RequestError(f"{name} biases a token outside the vocabulary", got=biased)
-        if request.params.stop_strings and self._decode_text is None:
-            raise RequestError(
-                f"{name} has stop strings, but the engine can't read tokens",
-                hint="Engine(…, decode_text=tokenizer.decode)",
-            )
-        context = self.model_config.max_position_embeddings
-        for what, got, most, hint in (
-            ("a prompt that is too long", length, config.max_prompt_tokens, "max_prompt_tokens"),
-            ("too many max_tokens", new, config.max_new_tokens, "max_new_tokens"),
-            ("more prompt and new tokens than the model's context", length + new, context, None),
-        ):
-            if got > most:
-                hint = f"a larger {hint}" if hint else "a shorter prompt or fewer max_tokens"
-                raise RequestError(
-                    f"{name} has {what}", got=f"{got} tokens", expected=f"at most {most}", hint=hint
-                )
-        check_pages(request, config.page_size, self.num_pages)
+        reads = self._decode_text is not None
+        check_request(request, self.config, self.model_config, reads_text=reads)
+        check_pages(request, self.config.page_size, self.num_pages)
 
     def generate(self, requests: Iterable[Request]) -> Iterator[Rollout]:
         """Complete every request; rollouts come as they finish, those of a group in any order.

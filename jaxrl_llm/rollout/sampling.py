@@ -79,7 +79,7 @@ class SamplingParams:
             ("min_tokens", 0, self.max_tokens),
             ("top_logprobs", 0, MAX_TOP_LOGPS),
         ):
-            if not _is_integer(value := getattr(self, name), least, most):
+            if not is_integer(value := getattr(self, name), least, most):
                 expected = f"an integer in {least} … {most}"
                 raise RequestError(f"bad {name}", got=repr(value), expected=expected)
         for name, right, expected in (
@@ -95,7 +95,7 @@ class SamplingParams:
         if not (
             isinstance(self.stop_ids, tuple | list)
             and len(self.stop_ids) <= MAX_STOP_IDS
-            and all(_is_integer(token, 0, 2**31 - 1) for token in self.stop_ids)
+            and all(is_integer(token, 0, 2**31 - 1) for token in self.stop_ids)
         ):
             raise RequestError(
                 "bad stop_ids", got=self.stop_ids, expected=f"at most {MAX_STOP_IDS} token ids ≥ 0"
@@ -113,7 +113,7 @@ class SamplingParams:
         pairs = isinstance(biases, tuple | list) and all(
             isinstance(pair, tuple | list)
             and len(pair) == 2
-            and _is_integer(pair[0], 0, 2**31 - 1)
+            and is_integer(pair[0], 0, 2**31 - 1)
             and _is_number(pair[1])
             for pair in biases
         )
@@ -132,7 +132,8 @@ class SamplingParams:
             raise RequestError("logit_bias names a token twice")
 
 
-def _is_integer(value: object, least: int, most: int) -> bool:
+def is_integer(value: object, least: int, most: int) -> bool:
+    """Whether it is one, of Python or NumPy, within bounds; True and False are none."""
     return (
         isinstance(value, int | np.integer)
         and not isinstance(value, bool)

@@ -2,11 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the sampler's sizes and a request's parameters may be."""
 
+import dataclasses
+
 import pytest
 
+from jaxrl_llm.checkpoint.pretrained import TINY_CONFIG
 from jaxrl_llm.errors import ConfigError, RequestError
+from jaxrl_llm.rollout.checks import check_request
 from jaxrl_llm.rollout.sampling import SamplingParams
+from jaxrl_llm.rollout.scheduler import Request
 from jaxrl_llm.rollout.settings import EngineConfig
+from jaxrl_llm.types import Prompt
+
+BANNED = tuple((token, float("-inf")) for token in range(4))
 
 
 def with_values(settings, values):
@@ -51,3 +59,33 @@ def test_values_that_can_not_be_sampled_with_are_refused(wrong):
 def test_the_usual_ones_pass():
     bans = ((5, float("-inf")), (6, 2.0))
     SamplingParams(4, 0.0, 1.0, (2,), 2**32 - 1, 2**40, 1.0, 4, ("a",), bans, 20).check()
+
+
+@pytest.mark.parametrize(
+    ("request_", "params", "told"),
+    [
+        ({"n": 2.5}, {}, "asks for no samples"),
+        ({"n": 0}, {}, "asks for no samples"),
+        ({"uid": -1}, {}, "bad uid"),
+        ({"uid": 0.5}, {}, "bad uid"),
+        ({"prompt": Prompt("a", (), "")}, {}, "empty prompt"),
+        ({"prompt": with_values(Prompt("a", (1,), ""), {"tokens": (1.5,)})}, {}, "outside the"),
+        ({"prompt": Prompt("a", (4,), "")}, {}, "outside the vocabulary"),
+        ({"prompt": Prompt("a", (1,) * 9, "")}, {}, "too long"),
+        ({}, {"logit_bias": ((4, 1.0),)}, "outside the vocabulary"),
+        ({}, {"logit_bias": BANNED}, "bans every token"),
+        (
+            {},
+            {"logit_bias": BANNED[:2], "stop_ids": (2, 3, 9), "min_tokens": 1},
+            "bans every token",
+        ),
+        ({}, {"stop_strings": ("a",)}, "can't read tokens"),
+        ({}, {"max_tokens": 9}, "too many max_tokens"),
+    ],
+)
+def test_requests_that_can_not_be_served_are_refused(request_, params, told):
+    model = dataclasses.replace(TINY_CONFIG, vocab_size=4)
+    params = SamplingParams(**{"max_tokens": 4, **params})
+    request = with_values(Request(Prompt("a", (1, 2), ""), params), request_)
+    with pytest.raises(RequestError, match=told):
+        check_request(request, EngineConfig(8, 8), model, reads_text=False)
