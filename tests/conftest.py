@@ -10,8 +10,8 @@ import tempfile
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
-# Devices that wait for each other in a collective hold a thread each: with no more threads than devices
-# a second collective at the same time could wait for ever.
+# Devices that wait for each other in a collective hold a thread each: with no more threads than
+# devices a second collective at the same time could wait for ever.
 os.environ.setdefault("PJRT_NPROC", "32")
 
 import jax
