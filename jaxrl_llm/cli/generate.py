@@ -63,7 +63,7 @@ def main(args: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     _check(options)
     records = _records(options)
-    with _output(options) as (out, done, seed):
+    with _output(options, records) as (out, done, seed):
         return _complete(options, records, out, done, seed)
 
 
@@ -194,7 +194,7 @@ def _records(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _output(
-    options: argparse.Namespace,
+    options: argparse.Namespace, records: list[dict[str, Any]]
 ) -> Iterator[tuple[IO[str] | None, set[tuple[int, int]], int]]:
     """The file to write to, what it has already (index, sample), and the seed of the run."""
     seed = secrets.randbelow(2**32) if options.seed is None else options.seed
@@ -203,38 +203,54 @@ def _output(
         return
     path, done = pathlib.Path(options.output), set()
     try:
-        if options.resume and path.exists():
-            done, seed = _written(path, options.seed)
-        with path.open("a" if done else "w" if options.resume else "x", encoding="utf-8") as out:
-            yield out, done, seed
+        new = not (options.resume and path.exists())
+        if not new:
+            done, seed, end = _written(path, records, seed, fixed=options.seed is not None)
+        out = path.open("x" if new else "a", encoding="utf-8")
+        if not new:
+            out.truncate(end)
     except FileExistsError:
         raise ConfigError(
             f"{path} exists", hint="another --output, or --resume to go on with it"
         ) from None
     except OSError as error:
-        if error.filename is None or isinstance(error, BrokenPipeError):
-            raise
         raise ConfigError(f"{path} can't be written", got=error.strerror) from error
+    try:
+        with out:
+            yield out, done, seed
+    finally:
+        if new and path.stat().st_size == 0:  # nothing came of it: the same command may come again
+            path.unlink()
 
 
-def _written(path: pathlib.Path, seed: int | None) -> tuple[set[tuple[int, int]], int]:
-    """What an earlier run wrote; a line that it did not finish is cut off."""
-    from jaxrl_llm.data.sources import json_lines
+def _written(
+    path: pathlib.Path, records: list[dict[str, Any]], seed: int, *, fixed: bool
+) -> tuple[set[tuple[int, int]], int, int]:
+    """What an earlier run wrote, its seed, and where its last whole line ends.
 
+    Args:
+        fixed: whether the seed must be that of the earlier run.
+    """
     content = path.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
-    if whole != content:
-        os.truncate(path, len(whole))
-    lines = [line for _, line in json_lines(path)]
-    seeds = {line.get("seed") for line in lines}
-    if any(not {"index", "sample", "seed"} <= line.keys() for line in lines) or len(seeds) > 1:
-        raise ConfigError(f"{path} is not the output of one run", hint="another --output")
+    try:
+        lines = [json.loads(line) for line in whole.splitlines()]
+        ours = all(
+            {k: v for k, v in line.items() if k not in OWN} == records[line["index"]]
+            for line in lines
+        )
+        done = {(line["index"], line["sample"]) for line in lines}
+        seeds = {line["seed"] for line in lines}
+    except (ValueError, AttributeError, LookupError, TypeError):
+        ours, done, seeds = False, set(), set()
+    if not ours or len(seeds) > 1 or (content and not lines):
+        raise ConfigError(
+            f"{path} is not what these prompts were completed to", hint="another --output"
+        )
     before = seeds.pop() if seeds else seed
-    if before is None:
-        before = secrets.randbelow(2**32)
-    if seed not in (None, before):
+    if fixed and seed != before:
         raise ConfigError(f"{path} was written with another seed", got=seed, expected=before)
-    return {(line["index"], line["sample"]) for line in lines}, before
+    return done, before, len(whole)
 
 
 def _show(

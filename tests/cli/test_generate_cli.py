@@ -107,3 +107,28 @@ def test_mistakes_in_the_input_are_told_with_their_line(text, told, tiny, tmp_pa
     source.write_text(text)
     assert main([*tiny, "--input", str(source), "--output", str(target)]) == 2
     assert told in capsys.readouterr().err and not target.exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no line of ours",
+        "a stranger\n",
+        '{"prompt": "b", "index": 0, "sample": 0, "seed": 3, "completion": ""}\n',
+        '{"prompt": "a", "index": 7, "sample": 0, "seed": 3, "completion": ""}\nhalf',
+        "[1]\nhalf",
+    ],
+)
+def test_only_an_output_of_the_same_prompts_is_gone_on_with(text, tiny, tmp_path, capsys):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt": "a"}\n')
+    target.write_text(text)
+    assert main([*tiny, "--input", str(source), "--output", str(target), "--resume"]) == 2
+    assert "is not what these prompts" in capsys.readouterr().err and target.read_text() == text
+
+
+def test_an_output_of_which_nothing_came_is_not_left_behind(tiny, tmp_path):
+    target = tmp_path / "out.jsonl"
+    wrong = ["--model", str(tmp_path / "none.gguf")]
+    assert main([*tiny, *wrong, "--prompt", "a", "--output", str(target)]) == 2
+    assert not target.exists()
