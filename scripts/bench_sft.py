@@ -121,7 +121,10 @@ def cut_up(steps: list, portions: int) -> list[list]:
 
 def ours(learner: Learner, portions: list[list[PackedRows]], rows_at_once: int) -> Variant:
     """Steps of this package, compiled here."""
-    at_once = lambda rows: min(rows_at_once, rows.tokens.shape[0])  # noqa: E731 - short
+
+    def at_once(rows: PackedRows) -> int:
+        return min(rows_at_once, rows.tokens.shape[0])
+
     shapes = {(r.tokens.shape, target_bound(r.mask)): r for p in portions for r in p}
     for (_, targets), rows in shapes.items():
         micro = next(micro_rows(rows, at_once(rows)))

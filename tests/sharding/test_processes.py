@@ -2,30 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several processes take the steps of one; a lost one ends the others with a line."""
 
-import contextlib
 import json
 import os
 import pathlib
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 
 import pytest
 from mesh_problems import cache_variables
+from process_group import free_port, killed_at_the_end, outputs
 
 from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.sharding.processes import ProcessConfig, Watchdog
 
 SCRIPT = pathlib.Path(__file__).with_name("process_steps.py")
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("localhost", 0))
-        return s.getsockname()[1]
 
 
 def launch(processes, devices, mesh, *more):
@@ -43,22 +36,13 @@ def launch(processes, devices, mesh, *more):
     ]
 
 
-@contextlib.contextmanager
 def running(*how):
-    group = launch(*how)
-    try:
-        yield group
-    finally:
-        for process in group:
-            process.kill()
-            process.wait()
+    return killed_at_the_end(launch(*how))
 
 
 def results(*how):
     with running(*how) as group:
-        texts = [process.communicate(timeout=200) for process in group]
-        assert [process.returncode for process in group] == [0] * len(group), texts[0][1][-2000:]
-    return [json.loads(out.splitlines()[-1]) for out, _ in texts]
+        return [json.loads(out.splitlines()[-1]) for out in outputs(group, 200)]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """An optimiser step leaves all where the ZeRO row says, and computes what one device does."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,7 +62,7 @@ def test_a_step(layout):
     assert_placed(state.opt_state, place, "optimizer")
 
     saved = taken(state, place)
-    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-7)  # noqa: E731
+    close = functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-7)
     jax.tree.map(close, jax.device_get(saved), jax.device_get(after))
     again = put(saved, place)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(again), jax.device_get(state))

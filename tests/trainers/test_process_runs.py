@@ -2,18 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs of several processes take the steps of one, and survive the loss of any."""
 
-import contextlib
 import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import time
 
 import jax
 import pytest
+from process_group import free_port, killed_at_the_end, outputs
 
 pytestmark = pytest.mark.full
 SCRIPT = pathlib.Path(__file__).with_name("process_run.py")
@@ -24,12 +23,6 @@ SUPERVISED = ["--model.path=tiny-random", "--rows.chat_template=plain", "--train
 SUPERVISED += ["--train.micro_batch=4", "--rows.max_length=128", "--rows.row_tokens=256"]
 SUPERVISED += ["--optimizer.learning_rate=1e-2"]
 COMPARED = ("loss", "grad_norm", "kl", "entropy", "reward", "sampling/groups_dropped")
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("localhost", 0))
-        return s.getsockname()[1]
 
 
 def slurm_variables(port, count, index):
@@ -45,7 +38,6 @@ def slurm_variables(port, count, index):
     }
 
 
-@contextlib.contextmanager
 def running(folder, count, run, *, hang=(), only=None, slurm=False, base=GRPO):
     """So many processes with four devices together; those of `hang` stop after two steps, those of
     `only` get arguments of their own."""
@@ -71,20 +63,13 @@ def running(folder, count, run, *, hang=(), only=None, slurm=False, base=GRPO):
                 text=True,
             )
         )
-    try:
-        yield group
-    finally:
-        for process in group:
-            process.kill()
-            process.wait()
+    return killed_at_the_end(group)
 
 
 def finish(folder, count, run, **how):
     """What each of the processes tells, once all are done."""
     with running(folder, count, run, **how) as group:
-        texts = [process.communicate(timeout=400) for process in group]
-        codes = [process.returncode for process in group]
-        assert codes == [0] * count, [errors[-3000:] for _, errors in texts]
+        outputs(group, 400)
     return [json.loads((folder / f"{run}.{i}").read_text()) for i in range(count)]
 
 

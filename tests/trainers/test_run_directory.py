@@ -29,12 +29,17 @@ def facts_of(directory, facts):
     directory.keep("base.json", facts, changes, "the model m")
 
 
-def test_the_date_of_a_run_is_that_of_its_beginning(tmp_path):
-    run = tmp_path / "run"
+def begun(run, facts):
+    """A run that was begun with these facts, and whose process has ended."""
     first = opened(run)
-    facts_of(first, {"weights": "1"})
+    facts_of(first, facts)
     first.begin()
     first._lock.close()
+
+
+def test_the_date_of_a_run_is_that_of_its_beginning(tmp_path):
+    run = tmp_path / "run"
+    begun(run, {"weights": "1"})
     (run / "date.txt").write_text("2024-02-29T23:59:58\n")
     again = opened(run)
     assert again.date == datetime.datetime(2024, 2, 29, 23, 59, 58)
@@ -49,10 +54,7 @@ def test_the_date_of_a_run_is_that_of_its_beginning(tmp_path):
 
 def test_facts_that_changed_stop_a_resume_and_no_new_run(tmp_path):
     run = tmp_path / "run"
-    first = opened(run)
-    facts_of(first, {"weights": "1", "config": {"eps": 0.5}})
-    first.begin()
-    first._lock.close()
+    begun(run, {"weights": "1", "config": {"eps": 0.5}})
     again = opened(run)
     facts_of(again, {"weights": "1", "config": {"eps": 0.5}})
     with pytest.raises(RunDirectoryError, match=r"began with · got other weights; eps: 0\.5 →"):
@@ -68,10 +70,7 @@ def test_facts_that_changed_stop_a_resume_and_no_new_run(tmp_path):
 
 def test_a_run_that_was_killed_before_its_config_was_written_starts_anew(tmp_path):
     run = tmp_path / "run"
-    first = opened(run)
-    facts_of(first, {"weights": "1"})
-    first.begin()
-    first._lock.close()
+    begun(run, {"weights": "1"})
     (run / "config.json").unlink()
     (run / "versions.json").unlink()
     (run / "command.txt").unlink()
