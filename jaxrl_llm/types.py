@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from flax import struct
@@ -84,6 +84,18 @@ class Rollout:
     prompt_logps: np.ndarray | None = None
 
 
+class Reach(NamedTuple):
+    """Static bounds on what stands in a batch's rows: how far back attention must look.
+
+    Attributes:
+        segment: no segment has more tokens.
+        prefix: nor has a prompt that completions share; 0: no prompt is shared.
+    """
+
+    segment: int
+    prefix: int
+
+
 # A pytree's leaves may be jax or numpy arrays, tracers, shapes or shardings.
 Rows = Any
 
@@ -109,6 +121,7 @@ class Batch:
         prefix_ids: the segment of the prompt that a completion follows and sees, 0 elsewhere; None
             where every sequence is one segment.
         sources: where in its row the token before each token stands; None: one to the left.
+        reach: static; None: attention looks over whole rows.
     """
 
     tokens: Rows  # int [N, T]
@@ -123,3 +136,4 @@ class Batch:
     returns: Rows | None = None  # float [N, T]
     prefix_ids: Rows | None = None  # int [N, T]
     sources: Rows | None = None  # int [N, T]
+    reach: Reach | None = struct.field(pytree_node=False, default=None)

@@ -125,8 +125,8 @@ def ours(learner: Learner, portions: list[list[PackedRows]], rows_at_once: int) 
     def at_once(rows: PackedRows) -> int:
         return min(rows_at_once, rows.tokens.shape[0])
 
-    shapes = {(r.tokens.shape, target_bound(r.mask)): r for p in portions for r in p}
-    for (_, targets), rows in shapes.items():
+    shapes = {(r.tokens.shape, target_bound(r.mask), r.reach): r for p in portions for r in p}
+    for (_, targets, _), rows in shapes.items():
         micro = next(micro_rows(rows, at_once(rows)))
         grads = None  # the only micro-batch of a step is added to nothing
         if rows.tokens.shape[0] > rows_at_once:

@@ -18,8 +18,11 @@ from flax import struct
 
 from jaxrl_llm.data.encode import NO_LABEL, Unit
 from jaxrl_llm.errors import ConfigError, DataError
+from jaxrl_llm.models.attention import keys_read
+from jaxrl_llm.types import Reach
 
 Leaf = Any  # numpy or jax arrays
+_WORTH = 0.8  # of the keys: for less another program is not compiled
 
 
 @struct.dataclass
@@ -34,6 +37,7 @@ class PackedRows:
         values: the units' numbers, by slot.
         ref: log-probability of each part under the reference policy, by slot.
         ref_tokens: the same for each token.
+        reach: as in `types.Batch`.
     """
 
     tokens: Leaf  # int [N, T]
@@ -44,6 +48,7 @@ class PackedRows:
     values: Leaf | None = None  # float [N, S]
     ref: Leaf | None = None  # float [N, S]
     ref_tokens: Leaf | None = None  # float [N, T]
+    reach: Reach | None = struct.field(pytree_node=False, default=None)
 
 
 def best_fit(lengths: Sequence[int], size: int) -> list[list[int]]:
@@ -109,7 +114,13 @@ def lay_out(rows: Sequence[Sequence[Unit]], width: int, slots: int) -> PackedRow
                 values[n, slot] = number
                 place, slot = at.stop, slot + 1
     return PackedRows(
-        tokens, positions, segments, mask, labels=labels if labelled else None, values=values
+        tokens,
+        positions,
+        segments,
+        mask,
+        labels=labels if labelled else None,
+        values=values,
+        reach=segments_reach(segments),
     )
 
 
@@ -123,6 +134,22 @@ def round_up(length: int, most: int, least: int = 32) -> int:
         half = size + size // 2
         size = half if size < length <= half else 2 * size
     return min(size, most)
+
+
+def row_reach(segment: int, prefix: int, width: int) -> Reach | None:
+    """Bounds on segments and shared prompts of rows of `width`, rounded up to few values (each is
+    compiled); None where attention would look over hardly fewer keys."""
+    rounded = (_power_of_two(max(segment, 64)), prefix and _power_of_two(max(prefix, 32)))
+    reach = Reach(*(min(size, width) for size in rounded))
+    return reach if keys_read(width, reach) <= _WORTH * keys_read(width) else None
+
+
+def segments_reach(segment_ids: np.ndarray) -> Reach | None:
+    """`row_reach` of rows without shared prompts."""
+    rows = np.arange(segment_ids.shape[0])[:, None]
+    sizes = np.zeros((segment_ids.shape[0], int(segment_ids.max(initial=0)) + 1), np.int64)
+    np.add.at(sizes, (rows, segment_ids), 1)
+    return row_reach(int(sizes[:, 1:].max(initial=0)), 0, segment_ids.shape[1])
 
 
 def target_bound(mask: np.ndarray) -> int:
@@ -240,11 +267,13 @@ class PackedStream(UnitStream):
         """The next `count` rows."""
         rows = [next(self._iterator) for _ in range(count)]
         stacked = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        segment_ids = stacked["tokens_segment_ids"].astype(np.int32)
         return PackedRows(
             tokens=stacked["tokens"],
             positions=stacked["tokens_positions"].astype(np.int32),
-            segment_ids=stacked["tokens_segment_ids"].astype(np.int32),
+            segment_ids=segment_ids,
             mask=stacked["mask"].astype(bool),
+            reach=segments_reach(segment_ids),
         )
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.models.layers import accumulation_dtype, soft_cap
+from jaxrl_llm.types import Reach
 
 QUERIES = 64  # of a block, the fastest of 64, 128 and all on a CPU
 _MOST_BLOCKS = 16  # each is compiled
@@ -60,49 +61,104 @@ def causal_attention(
     *,
     scale: float | None = None,
     softcap: float | None = None,
+    reach: Reach | None = None,
+    prefixes: Int[Array, "N B"] | None = None,
 ) -> Float[Array, "N T H hd"]:
     """`masked_attention` for rows in which no token sees one that stands to its right.
 
     Queries go a block at a time over the keys up to the block's end, and scores are computed again
-    in the backward pass: half the work, and no array of T × T is kept.
+    in the backward pass: half the work, and no array of T × T is kept. Where `reach` bounds what a
+    row holds, a block reads its shared prompt and the keys that its own segments can stand among.
 
     Args:
         allowed: as from `causal_segments`, where positions rise from left to right within each
-            segment and a prefix stands to the left of what follows it.
+            segment, a prefix stands to the left of what follows it, and the sequences of one
+            prefix follow it without others between.
+        reach: of the rows; None: unknown.
+        prefixes: as from `block_prefixes`; needed where `reach` says that prompts are shared.
     """
     part = functools.partial(masked_attention, scale=scale, softcap=softcap)
     length = q.shape[1]
     if length <= QUERIES:
         return part(q, k, v, allowed)
-    block = _block(length)
 
-    def of_block(start: int) -> Array:
-        end = min(start + block, length)
-
+    def of_block(index: int, start: int, end: int, low: int) -> Array:
         # Keys and values are cut inside, so that all blocks keep the same two arrays. Within a scan
         # over layers the two passes are separate programs: nothing to be merged.
         @functools.partial(jax.checkpoint, prevent_cse=False)
         def attend(q, k, v, allowed):
-            return part(q, k[:, :end], v[:, :end], allowed[:, start:end, :end])
+            near = k[:, low:end], v[:, low:end], allowed[:, start:end, low:end]
+            if low and reach.prefix:
+                at = prefixes[:, index]
+                far = _prefix_keys(at, reach.prefix, k, v, allowed[:, start:end], low)
+                pairs = zip(far, near, (1, 1, 2), strict=True)
+                near = tuple(jnp.concatenate((x, y), axis) for x, y, axis in pairs)
+            return part(q, *near)
 
         return attend(q[:, start:end], k, v, allowed)
 
-    return jnp.concatenate([of_block(start) for start in range(0, length, block)], axis=1)
+    blocks = enumerate(_blocks(length, reach))
+    return jnp.concatenate([of_block(index, *where) for index, where in blocks], axis=1)
 
 
-def _block(length: int) -> int:
-    return -(-length // (_MOST_BLOCKS * QUERIES)) * QUERIES
+def _prefix_keys(
+    at: Int[Array, " N"],
+    count: int,
+    k: Float[Array, "N T K hd"],
+    v: Float[Array, "N T K hd"],
+    allowed: Bool[Array, "N q T"],
+    low: int,
+) -> tuple[Array, Array, Array]:
+    """`count` keys of each row from place `at` on, those from `low` on not to be seen."""
+    at = jnp.minimum(at, k.shape[1] - count)
+
+    def cut(x: Array, axis: int) -> Array:
+        slice_ = functools.partial(jax.lax.dynamic_slice_in_dim, slice_size=count, axis=axis - 1)
+        return jax.vmap(lambda row, start: slice_(row, start))(x, at)
+
+    seen = (
+        cut(allowed, 2) & (at[:, None] + jnp.arange(count, dtype=at.dtype)[None, :] < low)[:, None]
+    )
+    return cut(k, 1), cut(v, 1), seen
 
 
-def keys_read(length: int | float) -> float:
-    """How many keys `causal_attention` reads for a query, on average over a row."""
+def block_prefixes(
+    segment_ids: Int[Array, "N T"], prefix_ids: Int[Array, "N T"]
+) -> Int[Array, "N B"]:
+    """Where the shared prompt of each block of queries begins: of its first token that has one.
+
+    A second prompt of a block begins within it. Blocks without one: anywhere.
+    """
+    starts = []
+    for start, end, _ in _blocks(segment_ids.shape[1], None):
+        ids = prefix_ids[:, start:end]
+        first = jnp.argmax(ids > 0, axis=1)
+        prompt = jnp.take_along_axis(ids, first[:, None], axis=1)
+        starts.append(jnp.argmax(segment_ids == prompt, axis=1))
+    return jnp.stack(starts, axis=1)
+
+
+def _blocks(length: int, reach: Reach | None) -> list[tuple[int, int, int]]:
+    """Of each block of queries its start and end, and from which key on it reads."""
     if length <= QUERIES:
-        return float(length)
-    length = int(length)
-    block = _block(length)
-    starts = range(0, length, block)
-    ends = [min(start + block, length) for start in starts]
-    return sum((end - start) * end for start, end in zip(starts, ends, strict=True)) / length
+        return [(0, length, 0)]
+    block = -(-length // (_MOST_BLOCKS * QUERIES)) * QUERIES
+    blocks = []
+    for start in range(0, length, block):
+        low = 0
+        if reach is not None:
+            low = max(start + 1 - reach.segment, 0) // QUERIES * QUERIES
+            low = low if low > reach.prefix else 0
+        blocks.append((start, min(start + block, length), low))
+    return blocks
+
+
+def keys_read(length: int | float, reach: Reach | None = None) -> float:
+    """How many keys `causal_attention` reads for a query, on average over a row."""
+    total = 0
+    for start, end, low in _blocks(int(length), reach):
+        total += (end - start) * (end - low + (reach.prefix if low else 0))
+    return total / int(length)
 
 
 def causal_segments(

@@ -14,6 +14,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers import accumulation_dtype
 from jaxrl_llm.models.transformer import Params, for_use, forward, output_head
 from jaxrl_llm.sharding.rules import constrain, splits
+from jaxrl_llm.types import Reach
 
 VOCAB_CHUNK = 8192
 
@@ -59,6 +60,7 @@ def sequence_logprobs(
     *,
     num_targets: int,
     temperature: float = 1.0,
+    reach: Reach | None = None,
     remat: bool = False,
 ) -> tuple[Float[Array, "N T"], Float[Array, "N T"]]:
     """Log-probability and entropy of the masked tokens given what stands before them; 0 elsewhere.
@@ -74,8 +76,10 @@ def sequence_logprobs(
         sources: where in its row the token before each token stands; needed where completions
             share a prompt.
         num_targets: at least the largest number of masked tokens in a row; a static number.
+        reach: as for `forward`.
     """
-    hidden = forward(params, config, tokens, positions, segment_ids, prefix_ids, remat=remat)
+    rows = tokens, positions, segment_ids, prefix_ids
+    hidden = forward(params, config, *rows, reach=reach, remat=remat)
     return hidden_logprobs(
         params,
         config,

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers import accumulation_dtype
 from jaxrl_llm.models.transformer import Params, forward
+from jaxrl_llm.types import Reach
 
 
 def init_score_head(
@@ -35,10 +36,12 @@ def token_scores(
     positions: Int[Array, "N T"],
     segment_ids: Int[Array, "N T"],
     *,
+    reach: Reach | None = None,
     remat: bool = False,
 ) -> Float[Array, "N T C"]:
     """``W·h + b`` at every token, in at least float32; the arguments are those of `forward`."""
-    hidden = forward(params["decoder"], config, tokens, positions, segment_ids, remat=remat)
+    rows = tokens, positions, segment_ids
+    hidden = forward(params["decoder"], config, *rows, reach=reach, remat=remat)
     wide = accumulation_dtype(hidden.dtype)
     with jax.named_scope("score"):
         scores = jnp.einsum(

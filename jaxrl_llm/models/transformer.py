@@ -31,7 +31,12 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jaxrl_llm.models.attention import causal_attention, causal_segments, within_window
+from jaxrl_llm.models.attention import (
+    block_prefixes,
+    causal_attention,
+    causal_segments,
+    within_window,
+)
 from jaxrl_llm.models.axes import axis_sizes, tree_axes
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers import gated_mlp, linear, product, rms_norm, soft_cap
@@ -41,6 +46,7 @@ from jaxrl_llm.models.shapes import param_shapes
 from jaxrl_llm.models.weights import Weight
 from jaxrl_llm.sharding.pipeline import run_pipeline, stage_layers
 from jaxrl_llm.sharding.rules import GATHERED, constrain, gather_weights, splits
+from jaxrl_llm.types import Reach
 
 Params = dict[str, Any]
 
@@ -242,6 +248,7 @@ def forward(
     segment_ids: Int[Array, "N T"],
     prefix_ids: Int[Array, "N T"] | None = None,
     *,
+    reach: Reach | None = None,
     remat: bool = False,
 ) -> Float[Array, "N T D"]:
     """Final hidden states (after the last norm) of rows of tokens.
@@ -250,11 +257,11 @@ def forward(
         positions: position of each token within its own sequence, rising from left to right.
         segment_ids: tokens see only their own segment; 0 is padding and is seen by no one.
         prefix_ids: a second segment that a token sees, its shared prompt to the left; 0: none.
+        reach: bounds on segments and prompts, where they are known: less to look over.
         remat: recompute each layer in the backward pass instead of keeping its activations.
     """
-    return routed_forward(params, config, tokens, positions, segment_ids, prefix_ids, remat=remat)[
-        0
-    ]
+    rows = tokens, positions, segment_ids, prefix_ids
+    return routed_forward(params, config, *rows, reach=reach, remat=remat)[0]
 
 
 def routed_forward(
@@ -266,6 +273,7 @@ def routed_forward(
     prefix_ids: Int[Array, "N T"] | None = None,
     *,
     counted: Bool[Array, "N T"] | None = None,
+    reach: Reach | None = None,
     remat: bool = False,
 ) -> tuple[Float[Array, "N T D"], RouterStats | None]:
     """`forward`, and what the routers did, stacked over layers; None without experts.
@@ -279,7 +287,7 @@ def routed_forward(
     layers, flags = params["layers"], layer_flags(config)
 
     def run(layers, flags, x, rows):
-        return _run_layers(layers, flags, x, rows, config, remat)
+        return _run_layers(layers, flags, x, rows, config, reach, remat)
 
     stacks = len(layers["q"].shape) - 2
     if stacks == 1:
@@ -295,18 +303,22 @@ def routed_forward(
     return final_hidden(params, config, constrain(x, "rows", None, None)), stats
 
 
-def _run_layers(layers, flags, x, rows, config: ModelConfig, remat: bool):
+def _run_layers(layers, flags, x, rows, config: ModelConfig, reach: Reach | None, remat: bool):
     """A scan over stacked layers [k, …] and their flags; the last layers may not be there."""
     positions, segment_ids, prefix_ids, counted = rows
     inputs = layer_inputs(config, positions, segment_ids, prefix_ids, x.dtype)
+    traits = {
+        "scale": config.attention_scale,
+        "softcap": config.attention_softcap,
+        "reach": reach,
+        "prefixes": None if prefix_ids is None else block_prefixes(segment_ids, prefix_ids),
+    }
 
     def layer_step(x, scanned):
         layer, flags = scanned
         layer = gather_weights(layer, tree_axes(layer, config), axis_sizes(config))
         cos, sin, allowed = inputs(flags)
-        attend = lambda q, k, v: causal_attention(  # noqa: E731 - short
-            q, k, v, allowed, scale=config.attention_scale, softcap=config.attention_softcap
-        )
+        attend = lambda q, k, v: causal_attention(q, k, v, allowed, **traits)  # noqa: E731
         out, stats = routed_block(layer, config, x, cos, sin, attend, counted)
         if "there" in flags:
             out = jnp.where(flags["there"], out, x)

@@ -17,6 +17,7 @@ from typing import Literal
 from jaxrl_llm.models.attention import QUERIES, keys_read
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.heads import VOCAB_CHUNK
+from jaxrl_llm.types import Reach
 
 Kind = Literal["decode", "forward", "update"]
 
@@ -74,6 +75,7 @@ class Pass:
         width: keys that are computed for each place (all of a row where attention is masked).
         remat: the layers are computed forward once more in the backward pass.
         head: part of the places that go through the output head.
+        reach: bounds on what stands in rows, which attention keeps to, or None.
     """
 
     name: str
@@ -85,6 +87,7 @@ class Pass:
     width: int | float
     remat: bool = False
     head: float = 1.0
+    reach: Reach | None = None
 
     @property
     def model_flops(self) -> float:
@@ -96,7 +99,7 @@ class Pass:
         """FLOPs that the programs compute: all places and keys, layers again under `remat`."""
         model = self.model
         head = 2.0 * model.vocab_size * model.hidden_size
-        attention = plain_flops(model, keys_read(self.width)) - plain_flops(model, 0)
+        attention = plain_flops(model, keys_read(self.width, self.reach)) - plain_flops(model, 0)
         layers = plain_flops(model, 0) - head + attention
         times = TIMES[self.kind] * layers
         if self.kind == "update" and self.width > QUERIES:

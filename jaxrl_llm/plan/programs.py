@@ -58,7 +58,8 @@ def train_programs(load: Workload, place: Placement) -> Iterator[tuple[str, Lowe
         params=params,
         opt_state=_like(place, state.opt_state, "optimizer"),
     )
-    batch = abstract_batch(load.micro, load.width, algorithm.needs_ref, valued=False)
+    shape = load.micro, load.width, load.reach
+    batch = abstract_batch(*shape, needs_ref=algorithm.needs_ref, valued=False)
     if "old log-probabilities" in load.forwards:
         batch = batch.replace(logp_old=batch.logp_sampler)
     batch = jax.tree.map(

@@ -29,6 +29,7 @@ from jaxrl_llm.trainers.optimizers import OptimizerConfig
 from jaxrl_llm.trainers.roles import row_planner
 from jaxrl_llm.trainers.settings import RLConfig, counting_rewards, resolve_algorithm
 from jaxrl_llm.trainers.supervised_settings import PreferenceConfig, RewardConfig, SFTConfig
+from jaxrl_llm.types import Reach
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2}
 
@@ -49,6 +50,7 @@ class Workload:
         rows, width: rows of a step, padded to whole micro-batches, and their length.
         micro: rows of a micro-batch, on all devices together.
         targets: trained tokens of a row, at most.
+        reach: bounds on what stands in rows, or None.
         epochs: passes of the update over a step's rows.
         forwards: names of the passes before the update; each is over all rows.
         frozen: copies of the policy's size that do not learn (a reference).
@@ -73,6 +75,7 @@ class Workload:
     width: int
     micro: int
     targets: int
+    reach: Reach | None = None
     epochs: int = 1
     forwards: tuple[str, ...] = ()
     frozen: int = 0
@@ -104,14 +107,14 @@ class Workload:
             "context": self.tokens / max(self.rows, 1) / 2.0,
             "places": self.rows * self.width,
             "width": self.width,
+            "reach": self.reach,
             "head": self.targets / self.width,
         }
         passes = [Pass(name, "forward", **sizes) for name in self.forwards]
-        often = {key: value * self.epochs for key, value in sizes.items() if key != "model"}
-        often |= {"context": sizes["context"], "width": self.width, "head": sizes["head"]}
+        often = sizes | {key: self.epochs * sizes[key] for key in ("tokens", "places")}
         names = ["update", "update of the critic"] if self.critic else ["update"]
         for name in names:
-            passes.append(Pass(name, "update", self.model, **often, remat=self.remat))
+            passes.append(Pass(name, "update", **often, remat=self.remat))
         return passes
 
 
@@ -177,6 +180,7 @@ def _rl_workload(config: RLConfig, model: ModelConfig, row_multiple: int) -> Wor
         width=plan.sample.shape[1],
         micro=plan.micro,
         targets=count_targets(mask),
+        reach=plan.reach,
         epochs=train.epochs,
         forwards=tuple(forwards),
         frozen=int(algorithm.needs_ref),

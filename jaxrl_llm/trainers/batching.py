@@ -19,25 +19,24 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
+import jax
 import numpy as np
 
-from jaxrl_llm.data.packing import best_fit, round_up
-from jaxrl_llm.types import Batch, Rollout
+from jaxrl_llm.data.packing import best_fit, round_up, row_reach
+from jaxrl_llm.types import Batch, Reach, Rollout
 
 Layout = Literal["shared_prefix", "packed", "padded"]
 _FEWEST_TARGETS = 16
 
 
 def round_length(length: int, longest: int) -> int:
-    """The next allowed row length: 32, 48, 64, 96, … 256, 320, 384, 448, 512, 640, …, and at most
-    `longest`."""
+    """The next allowed row length: 32, 48, 64, 96, … 256, 288, 320, … 512, 576, …, and at most
+    `longest`. Long rows cost most: above 256 there are eight sizes for each doubling."""
     assert length <= longest, (length, longest)
-    size = round_up(length, 2 * longest)
-    # Long rows cost most: four sizes for each doubling. Three quarters of a power of two are one
-    # already; the next finer ones lie an eighth and a sixth below.
-    power = 1 << (size.bit_length() - 1)
-    finer = size - (power // 4 if size > power else power // 8)
-    return min(finer if size > 256 and length <= finer else size, longest)
+    if length <= 256:
+        return round_up(length, longest)
+    step = 1 << ((length - 1).bit_length() - 4)
+    return min(-(-length // step) * step, longest)
 
 
 def pad_rollouts(
@@ -86,7 +85,7 @@ class RowPlan:
 
     Attributes:
         sample, column: which sample's token, and which of its tokens; sample is −1 on padding.
-        segment_ids, prefix_ids, sources: as in `Batch`.
+        segment_ids, prefix_ids, sources, reach: as in `Batch`.
         micro: rows of a micro-batch; R is a multiple of it.
     """
 
@@ -96,24 +95,21 @@ class RowPlan:
     prefix_ids: np.ndarray  # int [R, W]
     sources: np.ndarray  # int [R, W]
     micro: int
+    reach: Reach | None = None
 
     def pack(self, samples: Batch) -> Batch:
         """The same tokens as rows; 0 on padding. A shared prompt is taken from one sample."""
         placed = self.sample >= 0
-        fields = {}
-        for name in samples.__dataclass_fields__:
-            values = getattr(samples, name)
-            if values is not None:
-                fields[name] = np.where(
-                    placed, values[self.sample, self.column], np.zeros((), values.dtype)
-                )
-        return Batch(
-            **fields
-            | {
-                "segment_ids": self.segment_ids,
-                "prefix_ids": self.prefix_ids,
-                "sources": self.sources,
-            }
+
+        def laid_out(values: np.ndarray) -> np.ndarray:
+            zero = np.zeros((), values.dtype)
+            return np.where(placed, values[self.sample, self.column], zero)
+
+        return jax.tree.map(laid_out, samples).replace(
+            segment_ids=self.segment_ids,
+            prefix_ids=self.prefix_ids,
+            sources=self.sources,
+            reach=self.reach,
         )
 
     def unpack(self, rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -176,7 +172,13 @@ def plan_rows(
     plan = _empty_plan(-(-max(len(rows), 1) // micro) * micro, width, micro)
     for row, members in enumerate(rows):
         _fill_row(plan, row, [pieces[member] for member in members])
-    return plan
+    return dataclasses.replace(plan, reach=_reach(pieces, width))
+
+
+def _reach(pieces: list[_Piece], width: int) -> Reach | None:
+    prefix = max((piece.prefix for piece in pieces), default=0)
+    parts = [end - start for piece in pieces for _, start, end in piece.parts]
+    return row_reach(max([prefix, *parts]), prefix, width)
 
 
 def _pieces(samples: Batch, layout: Layout, limit: int) -> list[_Piece]:
@@ -240,5 +242,4 @@ def count_targets(mask: np.ndarray) -> int:
 
 def take_rows(batch: Batch, rows: np.ndarray | slice) -> Batch:
     """Some rows of a batch of numpy arrays; fields that are None stay None."""
-    fields = {name: getattr(batch, name) for name in batch.__dataclass_fields__}
-    return Batch(**{k: None if v is None else v[rows] for k, v in fields.items()})
+    return jax.tree.map(lambda values: values[rows], batch)

@@ -101,6 +101,7 @@ def state_values(
         batch.positions,
         batch.segment_ids,
         batch.prefix_ids,
+        reach=batch.reach,
         remat=remat,
     )
     return token_values(hidden, params["score"]["weight"], batch.mask, batch.sources)

@@ -37,7 +37,7 @@ from jaxrl_llm.trainers.encoders import encode_examples
 from jaxrl_llm.trainers.optimizers import make_optimizer
 from jaxrl_llm.trainers.roles import place_for, row_planner
 from jaxrl_llm.trainers.settings import RLConfig, resolve_algorithm
-from jaxrl_llm.types import Batch, Prompt, Rollout
+from jaxrl_llm.types import Batch, Prompt, Reach, Rollout
 
 
 def dry_run(config: RLConfig) -> None:
@@ -120,7 +120,9 @@ def memory(config: RLConfig, model_config: ModelConfig, place: Placement) -> dic
     grads = jax.eval_shape(functions.state.zeros, trained)
     plan = row_planner(config, place.row_multiple)(longest_samples(config))
     width = plan.sample.shape[1]
-    batch = abstract_batch(plan.micro, width, algorithm.needs_ref, form.scored)
+    batch = abstract_batch(
+        plan.micro, width, plan.reach, needs_ref=algorithm.needs_ref, valued=form.scored
+    )
     counts = algorithm.counts(np.ones((1, 2), bool), np.ones((1, 2), np.int32))
     if not algorithm.needs_batch_stats:
         jax.eval_shape(
@@ -183,7 +185,9 @@ def longest_samples(config: RLConfig) -> Batch:
     )
 
 
-def abstract_batch(rows: int, width: int, needs_ref: bool, valued: bool) -> Batch:
+def abstract_batch(
+    rows: int, width: int, reach: Reach | None, *, needs_ref: bool, valued: bool
+) -> Batch:
     """The shapes of a micro-batch."""
     ints = jax.ShapeDtypeStruct((rows, width), jnp.int32)
     floats = jax.ShapeDtypeStruct((rows, width), jnp.float32)
@@ -199,6 +203,7 @@ def abstract_batch(rows: int, width: int, needs_ref: bool, valued: bool) -> Batc
         returns=floats if valued else None,
         prefix_ids=ints,
         sources=ints,
+        reach=reach,
     )
 
 

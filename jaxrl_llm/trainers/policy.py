@@ -139,6 +139,7 @@ def make_train_functions(
             batch.segment_ids,
             batch.prefix_ids,
             counted=batch.mask if model_config.num_experts else None,
+            reach=batch.reach,
             remat=remat,
         )
 

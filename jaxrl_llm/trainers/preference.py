@@ -48,6 +48,7 @@ def reply_logprobs(model_config: ModelConfig, *, remat: bool) -> Callable:
             rows.segment_ids,
             rows.mask,
             num_targets=bounds.targets,
+            reach=rows.reach,
             remat=remat,
         )
 

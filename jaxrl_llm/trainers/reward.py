@@ -34,7 +34,13 @@ def sequence_scores(
 ) -> Float[Array, "N slots"]:
     """The score of every sequence of every row, read at its one masked token."""
     scores = token_scores(
-        params, model_config, rows.tokens, rows.positions, rows.segment_ids, remat=remat
+        params,
+        model_config,
+        rows.tokens,
+        rows.positions,
+        rows.segment_ids,
+        reach=rows.reach,
+        remat=remat,
     )
     return slot_sums(jnp.where(rows.mask, scores[:, :, 0], 0.0), rows.segment_ids, slots)
 
@@ -82,7 +88,13 @@ def step_reward_loss(model_config: ModelConfig, *, remat: bool) -> Loss:
     def loss(params, rows: PackedRows, counts, coefs, bounds: Bounds):
         del coefs, bounds
         logits = token_scores(
-            params, model_config, rows.tokens, rows.positions, rows.segment_ids, remat=remat
+            params,
+            model_config,
+            rows.tokens,
+            rows.positions,
+            rows.segment_ids,
+            reach=rows.reach,
+            remat=remat,
         )
         values = step_loss(logits, rows.labels, rows.mask)
         marks = jnp.sum(rows.mask).astype(values.dtype)

@@ -43,6 +43,7 @@ def sft_loss(model_config: ModelConfig, *, kind: Literal["nll", "dft"], remat: b
             rows.segment_ids,
             rows.mask,
             num_targets=bounds.targets,
+            reach=rows.reach,
             remat=remat,
         )
         nll = -jnp.where(rows.mask, logp, 0.0)

@@ -2,9 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rollouts as rows: what is trained on, what is padding, and the few shapes that rows have."""
 
+import functools
+
+import jax
 import numpy as np
 import pytest
+from tiny_model import tiny_model
 
+from jaxrl_llm.models.transformer import forward
 from jaxrl_llm.trainers.batching import count_targets, pad_rollouts, plan_rows, round_length
 from jaxrl_llm.types import Prompt, Reward, Rollout
 
@@ -55,7 +60,8 @@ def test_cut_off_completions_are_left_out_only_when_asked():
 
 def test_row_lengths_are_few_and_never_beyond_the_longest():
     shapes = {round_length(length, 1000) for length in range(1, 1001)}
-    assert shapes == {32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1000}
+    coarse, fine = {32, 48, 64, 96, 128, 192, 256}, set(range(256, 512, 32))
+    assert shapes == coarse | fine | set(range(512, 1000, 64)) | {1000}
     assert all(round_length(n, 1000) >= n for n in range(1, 1001))
     assert {round_length(length, 25) for length in range(1, 26)} == {25}
 
@@ -134,6 +140,41 @@ def test_a_prompt_stands_once_before_all_its_completions():
     packed = plan_rows(samples, layout="packed", row_tokens=64, micro_tokens=512, longest=40)
     assert (packed.sample >= 0).sum() == 8 * 23 + 8 * 11
     assert packed.sample.shape[0] < 16
+
+
+@pytest.mark.parametrize("layout", ["packed", "shared_prefix"])
+def test_attention_over_what_rows_can_reach_is_attention_over_all(layout):
+    rng = np.random.default_rng(0)
+    made = []
+    for size in (9, 30, 17):
+        prompt = rng.integers(0, 99, size).tolist()
+        counts = rng.integers(20, 50, 8)
+        made += [rollout(prompt, rng.integers(0, 99, n).tolist()) for n in counts]
+    samples = pad_rollouts(made, longest=96)
+    plan = plan_rows(samples, layout=layout, row_tokens=448, micro_tokens=448, longest=96)
+    if layout == "packed":  # rows are no longer than the longest sample
+        assert plan.reach is None
+        return
+    rows = plan.pack(samples)
+    for row in range(rows.tokens.shape[0]):
+        sizes = np.bincount(rows.segment_ids[row])[1:]
+        shared = [sizes[i - 1] for i in np.unique(rows.prefix_ids[row]) if i]
+        assert max(sizes) <= rows.reach.segment and max(shared) <= rows.reach.prefix
+    config, params = tiny_model()
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def hidden(reach, batch):
+        return forward(
+            params,
+            config,
+            batch.tokens,
+            batch.positions,
+            batch.segment_ids,
+            batch.prefix_ids,
+            reach=reach,
+        )
+
+    np.testing.assert_allclose(hidden(rows.reach, rows), hidden(None, rows), atol=2e-5)
 
 
 def test_a_batch_in_which_nothing_is_trained_still_makes_rows():
