@@ -10,10 +10,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from jaxrl_llm.models.weights import Weight
 from jaxrl_llm.sharding.rules import constrain
+
+# What a layer computes by products bears this name: its backward pass keeps that and computes what
+# lies between again (`transformer.forward`).
+PRODUCT = "product"
 
 
 def accumulation_dtype(dtype: jnp.dtype) -> jnp.dtype:
@@ -127,11 +132,11 @@ def gated_mlp(
     x: Float[Array, "... d"], layer: dict[str, Any], activation: str = "silu"
 ) -> Float[Array, "... d"]:
     """``down(act(gate(x)) · up(x))`` (https://arxiv.org/abs/2002.05202), biases where present."""
-    gate = linear(x, layer["gate"], layer.get("gate_bias"))
-    up = linear(x, layer["up"], layer.get("up_bias"))
+    gate = checkpoint_name(linear(x, layer["gate"], layer.get("gate_bias")), PRODUCT)
+    up = checkpoint_name(linear(x, layer["up"], layer.get("up_bias")), PRODUCT)
     hidden = ACTIVATIONS[activation](gate) * up
     hidden = constrain(hidden, "rows", *(None,) * (hidden.ndim - 2), "mlp")
-    return linear(hidden, layer["down"], layer.get("down_bias"))
+    return checkpoint_name(linear(hidden, layer["down"], layer.get("down_bias")), PRODUCT)
 
 
 # What the gate of an MLP passes through.

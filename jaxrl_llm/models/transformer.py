@@ -28,6 +28,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
@@ -39,13 +40,13 @@ from jaxrl_llm.models.attention import (
 )
 from jaxrl_llm.models.axes import axis_sizes, tree_axes
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.layers import gated_mlp, linear, product, rms_norm, soft_cap
+from jaxrl_llm.models.layers import PRODUCT, gated_mlp, linear, product, rms_norm, soft_cap
 from jaxrl_llm.models.moe import RouterStats, expert_mlp
 from jaxrl_llm.models.rotary import apply_rotary, rotary_tables
 from jaxrl_llm.models.shapes import param_shapes
 from jaxrl_llm.models.weights import Weight
 from jaxrl_llm.sharding.pipeline import run_pipeline, stage_layers
-from jaxrl_llm.sharding.rules import GATHERED, constrain, gather_weights, splits
+from jaxrl_llm.sharding.rules import GATHERED, constrain, gather_weights
 from jaxrl_llm.types import Reach
 
 Params = dict[str, Any]
@@ -166,7 +167,10 @@ def routed_block(
 def _attention(layer, config: ModelConfig, h, cos, sin, attend) -> Float[Array, "N T D"]:
     n, t, _ = h.shape
     heads = lambda y: y.reshape(n, t, -1, config.head_dim)  # noqa: E731 - local shorthand
-    q, k, v = (linear(h, layer[name], layer.get(f"{name}_bias")) for name in ("q", "k", "v"))
+    q, k, v = (
+        checkpoint_name(linear(h, layer[name], layer.get(f"{name}_bias")), PRODUCT)
+        for name in ("q", "k", "v")
+    )
     if config.qk_norm == "all":
         q, k = _norm(q, layer["q_norm"], config), _norm(k, layer["k_norm"], config)
     q = constrain(heads(q), "rows", None, "heads", None)
@@ -175,8 +179,8 @@ def _attention(layer, config: ModelConfig, h, cos, sin, attend) -> Float[Array, 
     if config.qk_norm == "head":
         q, k = _norm(q, layer["q_norm"], config), _norm(k, layer["k_norm"], config)
     out = attend(apply_rotary(q, cos, sin), apply_rotary(k, cos, sin), v)
-    out = constrain(out, "rows", None, "heads", None)
-    return linear(out.reshape(n, t, -1), layer["o"], layer.get("o_bias"))
+    out = checkpoint_name(constrain(out, "rows", None, "heads", None), PRODUCT)
+    return checkpoint_name(linear(out.reshape(n, t, -1), layer["o"], layer.get("o_bias")), PRODUCT)
 
 
 def _norm(x, weight, config: ModelConfig):
@@ -324,12 +328,13 @@ def _run_layers(layers, flags, x, rows, config: ModelConfig, reach: Reach | None
             out = jnp.where(flags["there"], out, x)
         return out, stats
 
-    if remat:
-        layer_step = jax.checkpoint(layer_step)
-    elif splits("embed") > 1:
-        # Whole weights are gathered anew for the backward pass: kept, they would be a full copy.
+    # Of each layer its products are kept for the backward pass, or all that experts compute. Whole
+    # weights are gathered anew: kept, they would be a full copy.
+    policy = jax.checkpoint_policies.save_only_these_names(PRODUCT)
+    if config.num_experts:
         policy = jax.checkpoint_policies.save_anything_except_these_names(GATHERED)
-        layer_step = jax.checkpoint(layer_step, policy=policy)
+    policy = None if remat else policy
+    layer_step = jax.checkpoint(layer_step, policy=policy, prevent_cse=False)
     return jax.lax.scan(layer_step, x, (layers, flags))
 
 

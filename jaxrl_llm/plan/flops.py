@@ -102,7 +102,9 @@ class Pass:
         attention = plain_flops(model, keys_read(self.width, self.reach)) - plain_flops(model, 0)
         layers = plain_flops(model, 0) - head + attention
         times = TIMES[self.kind] * layers
-        if self.kind == "update" and self.width > QUERIES:
+        # Of a layer its products are kept, but no scores; all of what experts compute.
+        again = self.width > QUERIES or not (self.remat or model.num_experts)
+        if self.kind == "update" and again:
             times += attention / 2  # scores are formed again in the backward pass
         if self.remat:
             times += layers - last_product_flops(model)

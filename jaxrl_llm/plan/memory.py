@@ -132,13 +132,25 @@ def abstract_mesh(layout: MeshConfig) -> AbstractMesh:
 
 
 def kept_per_token(model: ModelConfig, width: int, size: int, tensor: int) -> float:
-    """Bytes that one layer keeps of each token for its backward pass, on one device.
+    """Bytes that one layer keeps of each token for its backward pass, on one device: its input and
+    what its products give, but the last, which only a norm after it reads."""
+    if model.num_experts:
+        return _kept_with_experts(model, width, size, tensor)
+    d, f = model.hidden_size, model.intermediate_size
+    q = model.num_heads * model.head_dim / tensor
+    kv = model.num_kv_heads * model.head_dim / _parts(model.num_kv_heads, tensor)
+    outputs = 2 if model.post_norms else 1
+    return size * (d + 2 * q + 2 * kv + outputs * d + 2 * f / tensor)
+
+
+def _kept_with_experts(model: ModelConfig, width: int, size: int, tensor: int) -> float:
+    """The same where all is kept that the backward pass reads.
 
     Of each norm its input and quotient in float32 and its output; of each product what it is
     multiplied with; of attention q, k, v, and in rows of one block of queries the softmax in
     float32 and again as it is multiplied.
     """
-    d, f = model.hidden_size, model.intermediate_size
+    d = model.hidden_size
     q = model.num_heads * model.head_dim / tensor
     kv = model.num_kv_heads * model.head_dim / _parts(model.num_kv_heads, tensor)
     norms = 2 * model.pre_norms + 2 * model.post_norms
@@ -153,9 +165,8 @@ def kept_per_token(model: ModelConfig, width: int, size: int, tensor: int) -> fl
             total += scores * 2 * WIDE  # tanh, and 1 − tanh
     if any(t.window for t in model.layers) and not all(t.window for t in model.layers):
         total += 2 * width  # which mask a layer has is known inside the loop only: a byte, twice
-    if model.num_experts:
-        f = model.expert_size * model.experts_per_token
-        total += model.experts_per_token * size * d
+    f = model.expert_size * model.experts_per_token
+    total += model.experts_per_token * size * d
     return total + size * (2 * d + _GATED[model.activation] * f / tensor)
 
 
