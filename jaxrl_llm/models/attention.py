@@ -161,6 +161,11 @@ def keys_read(length: int | float, reach: Reach | None = None) -> float:
     return total / int(length)
 
 
+def queries_at_once(length: int) -> int:
+    """How many queries of a row `causal_attention` works on at a time."""
+    return _blocks(length, None)[0][1]
+
+
 def causal_segments(
     positions: Int[Array, "N T"],
     segment_ids: Int[Array, "N T"],

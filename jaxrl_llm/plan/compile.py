@@ -51,7 +51,10 @@ class Compiled:
 
     Attributes:
         name: which program.
-        arguments, outputs, aliased, temporary: bytes.
+        arguments, outputs, aliased, temporary: bytes that are set aside; a TPU's temporaries
+            include some hundred MiB that its cores keep in their own memory.
+        at_peak: bytes in use when most are, gaps between them not counted; 0: the compiler does
+            not say.
         flops: of one run, loops as often as they run.
         collectives: kind → (how many, bytes).
         kernels: custom calls → how many.
@@ -67,6 +70,7 @@ class Compiled:
     outputs: int = 0
     aliased: int = 0
     temporary: int = 0
+    at_peak: int = 0
     flops: float = 0.0
     collectives: dict[str, Any] = dataclasses.field(default_factory=dict)
     kernels: dict[str, Any] = dataclasses.field(default_factory=dict)

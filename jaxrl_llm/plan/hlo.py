@@ -113,18 +113,43 @@ def trip_count(loop: Instruction, computations: dict[str, list[Instruction]]) ->
     known = _TRIPS.search(loop.attributes)
     if known:
         return int(known[1])
-    condition = dict(_CALLED.findall(loop.attributes)).get("condition", "")
-    lines = computations.get(condition, [])
-    constants = {
-        i.name: int(i.operands[0])
-        for i in lines
-        if i.opcode == "constant" and i.operands and re.fullmatch(r"-?\d+", i.operands[0])
-    }
+    called = dict(_CALLED.findall(loop.attributes))
+    lines = computations.get(called.get("condition", ""), [])
+    constants = _constants(lines)
     roots = [i for i in lines if i.root and i.opcode == "compare"]
     if len(roots) != 1 or "direction=LT" not in roots[0].attributes:
         return None
     limits = [constants[name] for name in roots[0].operands if name in constants]
-    return limits[0] if len(limits) == 1 else None
+    if len(limits) != 1:
+        return None
+    counters = [_index(i) for i in lines if i.name in roots[0].operands and i.name not in constants]
+    return math.ceil(limits[0] / _step(computations.get(called.get("body", ""), []), counters))
+
+
+def _constants(lines: list[Instruction]) -> dict[str, int]:
+    return {
+        i.name: int(i.operands[0])
+        for i in lines
+        if i.opcode == "constant" and i.operands and re.fullmatch(r"-?\d+", i.operands[0])
+    }
+
+
+def _index(line: Instruction) -> int | None:
+    found = re.search(r"index=(\d+)", line.attributes)
+    return int(found[1]) if found and line.opcode == "get-tuple-element" else None
+
+
+def _step(body: list[Instruction], counters: list[int | None]) -> int:
+    """What a loop's body adds to its counter: more than 1 where XLA has unrolled it."""
+    root = next((i for i in body if i.root and i.opcode == "tuple"), None)
+    if root is None or len(counters) != 1 or counters[0] is None:
+        return 1
+    constants, lines = _constants(body), {i.name: i for i in body}
+    last = lines.get(root.operands[counters[0]])
+    if last is None or last.opcode != "add":
+        return 1
+    steps = [constants[name] for name in last.operands if name in constants]
+    return steps[0] if len(steps) == 1 and steps[0] > 0 else 1
 
 
 def _add(counts: Counts, computations, name: str, times: float, seen: set, path: tuple) -> None:

@@ -3,21 +3,22 @@
 """Memory of each device, added up from what the trainer keeps and what its programs need.
 
 What stays: parameters and Adam's two moments in the parameters' own dtype, frozen copies, the
-sampler's copy of the weights and its cache. What an update adds: gradient sums in ≥ float32, new
-gradients, what each layer keeps for its backward pass (its input alone, if layers are computed
-again), the work of one layer, the output head's chunk of logits.
+sampler's copy of the weights and its cache. What an update adds comes and goes, so that its peak is
+that of its greediest phase: the output head forward and backward, one layer's backward pass with
+all that the layers keep, or the embedding's gradient, which is whole before it is split.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType
 
-from jaxrl_llm.models.attention import QUERIES
+from jaxrl_llm.models.attention import QUERIES, queries_at_once
 from jaxrl_llm.models.axes import axis_sizes, tree_axes
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.heads import VOCAB_CHUNK
@@ -27,6 +28,7 @@ from jaxrl_llm.sharding.mesh import AXES, MeshConfig
 from jaxrl_llm.sharding.rules import ZERO, Kind, mesh_axes
 
 WIDE = 4  # bytes of a float32
+GRADIENTS = ("output head", "layers", "embedding")  # phases of computing gradients
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,37 +37,27 @@ class Memory:
 
     Attributes:
         resident: what is there all the time, by name.
-        update: what an update adds while it computes gradients.
-        apply: what it adds while the optimiser runs.
-        sampling: what sampling adds.
+        phases: what each phase of a step adds to that, by name.
     """
 
     resident: dict[str, float]
-    update: dict[str, float]
-    apply: dict[str, float]
-    sampling: dict[str, float]
+    phases: dict[str, dict[str, float]]
 
     @property
-    def phases(self) -> dict[str, float]:
+    def totals(self) -> dict[str, float]:
         """What each phase needs in all."""
         always = sum(self.resident.values())
-        return {
-            "gradients": always + sum(self.update.values()),
-            "optimiser": always + sum(self.apply.values()),
-            "sampling": always + sum(self.sampling.values()),
-        }
+        return {phase: always + sum(terms.values()) for phase, terms in self.phases.items()}
 
     @property
     def peak(self) -> float:
-        return max(self.phases.values())
+        return max(self.totals.values())
 
-    @property
-    def largest(self) -> str:
-        """The largest term of the phase with the peak."""
-        phase = max(self.phases, key=self.phases.__getitem__)
-        own = {"gradients": self.update, "optimiser": self.apply, "sampling": self.sampling}[phase]
-        terms = self.resident | own
-        return max(terms, key=terms.__getitem__)
+    def terms(self, phases: Sequence[str] = ()) -> dict[str, float]:
+        """The terms of the greediest phase, of all or of some, largest first."""
+        phase = max(phases or self.phases, key=self.totals.__getitem__)
+        terms = self.resident | self.phases[phase]
+        return dict(sorted(terms.items(), key=lambda item: -item[1]))
 
 
 def plan_memory(load: Workload, layout: MeshConfig, sampler_tensor: int = 1) -> Memory:
@@ -76,7 +68,6 @@ def plan_memory(load: Workload, layout: MeshConfig, sampler_tensor: int = 1) -> 
     """
     size = load.itemsize
     params = tree_bytes(load.model, layout, "parameters", size)
-    grads = tree_bytes(load.model, layout, "gradients", WIDE)
     moments = 2 * tree_bytes(load.model, layout, "optimizer", size)
     learners = 2 if load.critic else 1
     resident = {
@@ -85,17 +76,19 @@ def plan_memory(load: Workload, layout: MeshConfig, sampler_tensor: int = 1) -> 
     }
     if load.frozen:
         resident["reference"] = load.frozen * params
-    sampling: dict[str, float] = {}
+    phases = update_phases(load, layout)
+    narrow = tree_bytes(load.model, layout, "gradients", size)
+    # The state is donated; what is left are the gradients in the parameters' dtype and the changes.
+    phases["optimiser"] = {
+        "gradient sums": tree_bytes(load.model, layout, "gradients", WIDE),
+        "changes": narrow + (params if size < WIDE else 0),
+    }
     if load.sampler is not None:
         whole = MeshConfig(data=1, tensor=sampler_tensor)
         resident["sampler's weights"] = tree_bytes(load.model, whole, "parameters", size)
         resident["KV pages"] = kv_bytes(load, sampler_tensor, layout)
-        sampling = {"decoding": decode_bytes(load, sampler_tensor, layout)}
-    update = {"gradients": grads} | update_bytes(load, layout)
-    narrow = tree_bytes(load.model, layout, "gradients", size)
-    # The state is donated; what is left are the gradients in the parameters' dtype and the changes.
-    apply = {"gradients": grads, "changes": narrow + (params if size < WIDE else 0)}
-    return Memory(resident, update, apply, sampling)
+        phases["sampling"] = {"decoding": decode_bytes(load, sampler_tensor, layout)}
+    return Memory(resident, phases)
 
 
 def state_bytes_per_param(dtype: str) -> int:
@@ -107,8 +100,15 @@ def state_bytes_per_param(dtype: str) -> int:
     return 3 * ITEMSIZE[dtype] + WIDE
 
 
-def tree_bytes(model: ModelConfig, layout: MeshConfig, kind: Kind, itemsize: int) -> float:
-    """Bytes of arrays of all parameters' shapes on one device of a mesh."""
+def tree_bytes(
+    model: ModelConfig,
+    layout: MeshConfig,
+    kind: Kind,
+    itemsize: int,
+    *,
+    layers_only: bool = False,
+) -> float:
+    """Bytes of arrays of all parameters' shapes on one device of a mesh, or of all layers'."""
     params = abstract_params(model, jnp.float32)
     mesh = abstract_mesh(layout)
     sizes, split_fsdp = axis_sizes(model), kind in ZERO[layout.zero]
@@ -122,7 +122,8 @@ def tree_bytes(model: ModelConfig, layout: MeshConfig, kind: Kind, itemsize: int
     layers = sum(leaves.pop("layers").values())
     stages = layout.pipeline
     held = math.ceil(model.num_layers / stages) / model.num_layers  # the fullest stage
-    return itemsize * (sum(leaves.values()) + layers * held)
+    others = 0.0 if layers_only else sum(leaves.values())
+    return itemsize * (others + layers * held)
 
 
 def abstract_mesh(layout: MeshConfig) -> AbstractMesh:
@@ -174,40 +175,78 @@ def _kept_with_experts(model: ModelConfig, width: int, size: int, tensor: int) -
 _GATED = {"silu": 6, "gelu_tanh": 8, "gelu": 7}
 
 
-def update_bytes(load: Workload, layout: MeshConfig) -> dict[str, float]:
-    """What computing the gradient of a micro-batch needs beside the sums of gradients."""
-    model, size, tensor = load.model, load.itemsize, layout.tensor
-    rows = load.micro / (layout.data * layout.fsdp)
-    tokens = rows * load.width
+def update_phases(load: Workload, layout: MeshConfig) -> dict[str, dict[str, float]]:
+    """What computing the gradient of a micro-batch adds, in each of its phases.
+
+    In the head's phase the layers keep what they need for their backward pass; in the layers'
+    phase new gradients of all layers lie beside that, and the work of one; the embedding comes
+    last. The head's gradient, in float32, waits for them all.
+    """
+    model, size = load.model, load.itemsize
     layers = math.ceil(model.num_layers / layout.pipeline)
-    kept = tokens * kept_per_token(model, load.width, size, tensor)
-    carried = tokens * size * model.hidden_size
-    held = layers * (carried if load.remat else kept)
-    # One layer backward: its scores and their gradient, its MLP's, the residual stream's.
-    scores = rows * model.num_heads / tensor * load.width**2 * WIDE
-    work = 2 * scores + tokens * WIDE * (2 * model.hidden_size)
-    if load.remat:
-        work += kept
-    layer = _layer_bytes(model, size) / tensor
-    gathered = 2 * layer if layout.fsdp > 1 else 0.0
-    new = tree_bytes(model, layout, "gradients", size)
+    tokens = load.micro * load.width / (layout.data * layout.fsdp)
+    each = size * model.hidden_size  # a token's residual stream
+    if not load.remat:
+        each = kept_per_token(model, load.width, size, layout.tensor)
+    sums = {"gradient sums": tree_bytes(model, layout, "gradients", WIDE)}
+    kept = {"activations": layers * tokens * each}
+    table = model.vocab_size * model.hidden_size / _parts(model.vocab_size, layout.tensor)
+    head_grad = {"gradient of the head": table * WIDE / layout.fsdp}
+    new = {"new gradients": tree_bytes(model, layout, "gradients", size, layers_only=True)}
+    gathers = layout.fsdp > 1
+    # Summed over devices whole, then split: the sum is another array.
+    embedding = table * size * (2 if layout.data * layout.fsdp > 1 else 1)
     return {
-        "activations": held,
-        "work of a layer": work,
-        "gathered weights": gathered,
-        "new gradients": new,
-        "head": head_bytes(load, layout),
+        "output head": sums
+        | kept
+        | head_grad
+        | {"gathered head": table * size * gathers, "logits": head_bytes(load, layout)},
+        "layers": sums
+        | kept
+        | head_grad
+        | new
+        | {
+            "work of a layer": layer_bytes(load, layout),
+            "gathered weights": _layer_bytes(model, size) / layout.tensor * gathers,
+        },
+        "embedding": sums | head_grad | new | {"gradient of the embedding": embedding},
     }
 
 
+def layer_bytes(load: Workload, layout: MeshConfig) -> float:
+    """What the backward pass of one layer has in hand, beside what it keeps for it.
+
+    The MLP's gate, product and their three gradients; what is computed again, with `remat`: the
+    residual stream before and between the half layers, each normalised, queries, keys, values and
+    what attention makes of them; the residual stream's gradient. Split over `tensor`, products
+    give parts of it in float32 that are summed over devices into another array. Of attention the
+    scores of one block of queries, with their softmax and its gradient.
+    """
+    model, size, tensor = load.model, load.itemsize, layout.tensor
+    rows = load.micro / (layout.data * layout.fsdp)
+    tokens = rows * load.width
+    f = model.intermediate_size
+    if model.num_experts:
+        f = model.expert_size * model.experts_per_token
+    q = model.num_heads * model.head_dim / tensor
+    kv = model.num_kv_heads * model.head_dim / _parts(model.num_kv_heads, tensor)
+    stream = 2 * model.hidden_size
+    again = 3 * f / tensor
+    if load.remat:
+        stream += 4 * model.hidden_size + 2 * q + 2 * kv
+        again += 2 * f / tensor
+    parts = 2 * WIDE * tokens * model.hidden_size * (tensor > 1)
+    block = rows * model.num_heads / tensor * queries_at_once(load.width) * load.width
+    scores = 3 * WIDE * block
+    return tokens * size * stream + parts + max(tokens * size * again, scores)
+
+
 def head_bytes(load: Workload, layout: MeshConfig) -> float:
-    """The output head: a chunk of logits with its gradient, and the sums of both gradients."""
-    model, tensor = load.model, layout.tensor
+    """A chunk of the output head: logits, their gradient as it is multiplied, hidden states."""
+    model, size = load.model, load.itemsize
     tokens = load.micro / (layout.data * layout.fsdp * layout.pipeline) * load.targets
-    chunk = min(VOCAB_CHUNK, model.vocab_size)
-    table = model.vocab_size * model.hidden_size / _parts(model.vocab_size, tensor)
-    logits = 3 * tokens * chunk * WIDE / _parts(model.vocab_size, tensor)
-    return logits + 2 * tokens * model.hidden_size * WIDE + table * WIDE
+    chunk = min(VOCAB_CHUNK, model.vocab_size) / _parts(model.vocab_size, layout.tensor)
+    return tokens * (chunk * (WIDE + size) + model.hidden_size * (WIDE + size))
 
 
 def kv_bytes(load: Workload, tensor: int, layout: MeshConfig) -> float:

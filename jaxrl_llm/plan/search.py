@@ -35,7 +35,8 @@ class Candidate:
 def choose_sampler(
     load: Workload, topology: Topology, layout: MeshConfig, given: int | None = None
 ) -> int:
-    """Devices of one copy of the sampler: as few as fit, at most as many as divide the heads."""
+    """Devices of one copy of the sampler: as few as fit, at most as many as divide the heads; where
+    none fits, what needs the least."""
     if load.sampler is None or given is not None:
         return given or 1
     sizes = [
@@ -46,10 +47,8 @@ def choose_sampler(
         and load.model.intermediate_size % n == 0
     ]
     limit = ROOM * topology.chip.device_memory
-    for size in sizes:
-        if plan_memory(load, layout, size).peak <= limit:
-            return size
-    return sizes[-1]
+    peaks = {size: plan_memory(load, layout, size).peak for size in sizes}
+    return next((n for n in sizes if peaks[n] <= limit), min(sizes, key=peaks.__getitem__))
 
 
 def search(
@@ -71,7 +70,13 @@ def search(
         bill = make_bill(load, topology, layout, tensor)
         fits = memory.peak <= ROOM * topology.chip.device_memory
         found.append(Candidate(layout, tensor, load, memory, bill.step_seconds[1], fits))
-    return sorted(found, key=lambda c: (not c.fits, c.seconds if c.fits else c.memory.peak))
+    return sorted(found, key=_order)
+
+
+def _order(candidate: Candidate) -> tuple[bool, float, float]:
+    """What fits first, by its time; of equals, and of what does not fit, the one with most room."""
+    peak = candidate.memory.peak
+    return (False, candidate.seconds, peak) if candidate.fits else (True, peak, 0.0)
 
 
 def layouts(model: ModelConfig, devices: int) -> Iterator[MeshConfig]:

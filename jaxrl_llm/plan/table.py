@@ -56,7 +56,7 @@ def paste(layout: MeshConfig) -> str:
 def _head(load: Workload, topology: Topology, layout: MeshConfig, tensor: int) -> Iterator[str]:
     chip, model = topology.chip, load.model
     yield (
-        f"model      {model.family}, {model.num_params / 1e6:,.1f} M parameters in {load.dtype}; "
+        f"model      {model.family}, {_millions(model.num_params)} M parameters in {load.dtype}; "
         f"{load.method}" + (", layers computed again" if load.remat else "")
     )
     yield (
@@ -80,18 +80,21 @@ def _head(load: Workload, topology: Topology, layout: MeshConfig, tensor: int) -
         )
 
 
+def _millions(count: int | float) -> str:
+    return f"{count / 1e6:,.1f}" if count >= 1e6 else f"{count / 1e6:.3f}"
+
+
 def _memory(topology: Topology, memory: Memory, verdict: Verdict) -> Iterator[str]:
     unit = ("GiB", GIB) if verdict.peak >= GIB else ("MiB", MIB)
     row = functools.partial(_row, unit[1])
-    yield f"{'memory of a device':<28}{unit[0]:>9}"
+    yield f"{'memory of a device':<31}{unit[0]:>9}"
     for name, size in memory.resident.items():
         yield row(name, size, "estimated")
-    parts = {"gradients": memory.update, "optimiser": memory.apply, "sampling": memory.sampling}
-    for phase, terms in parts.items():
-        if terms:
-            yield row(f"+ {phase}", sum(terms.values()), "estimated")
-            for name, size in terms.items():
-                yield row(f"    {name}", size, "")
+    worst = max(memory.totals, key=memory.totals.__getitem__)
+    for phase, terms in memory.phases.items():
+        yield row(f"+ {phase}", sum(terms.values()), "estimated")
+        parts = terms.items() if phase == worst else ()
+        yield from (row(f"    {name}", size, "") for name, size in parts if size)
     share = verdict.peak / topology.chip.device_memory
     yield row(f"peak ({verdict.phase})", verdict.peak, f"{verdict.tag}; {share:.0%} of a device")
     if verdict.fits:
@@ -101,7 +104,7 @@ def _memory(topology: Topology, memory: Memory, verdict: Verdict) -> Iterator[st
 
 
 def _row(unit: int, name: str, size: int | float, tag: str) -> str:
-    return f"  {name:<26}{size / unit:9.2f}  {tag}".rstrip()
+    return f"  {name:<29}{size / unit:9.2f}  {tag}".rstrip()
 
 
 def _programs(memory: Memory, programs: Sequence[Compiled]) -> Iterator[str]:

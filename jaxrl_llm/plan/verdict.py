@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from jaxrl_llm.plan.compile import Compiled
 from jaxrl_llm.plan.hardware import Topology
-from jaxrl_llm.plan.memory import Memory
+from jaxrl_llm.plan.memory import GRADIENTS, Memory
 from jaxrl_llm.plan.programs import APPLY, DECODE, LOGPROBS, PREFILL, UPDATE
 from jaxrl_llm.plan.workload import Workload
 from jaxrl_llm.sharding.mesh import MeshConfig
@@ -24,6 +24,18 @@ _HELD = {
     PREFILL: ("sampler's weights", "KV pages"),
     DECODE: ("sampler's weights", "KV pages"),
 }
+
+# The phases of our own model of memory that each program goes through.
+PHASES = {
+    UPDATE: GRADIENTS,
+    APPLY: ("optimiser",),
+    LOGPROBS: GRADIENTS,
+    PREFILL: ("sampling",),
+    DECODE: ("sampling",),
+}
+
+OF_ROWS = ("activations", "work of a layer", "logits")  # terms that grow with the rows of a device
+WHOLE = ("gradient of the embedding", "gathered head", "gathered weights")  # not split over fsdp
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,13 +78,17 @@ def judge(
     whole = UPDATE in done and (load.sampler is None or DECODE in done)
     tag = "compiled" if whole else "estimated"
     if not whole:
-        peaks = memory.phases
+        peaks = memory.totals
     phase = max(peaks, key=peaks.__getitem__)
     peak = peaks[phase]
-    term = memory.largest
-    fits = peak <= limit
-    knob = None if fits else first_knob(term, load, topology, layout, sampler_tensor)
-    return Verdict(peak, limit, phase, term, knob, tag)
+    terms = memory.terms(tuple(p for p in PHASES.get(phase, (phase,)) if p in memory.phases))
+    knob = None
+    if peak > limit:
+        knobs = {term: term_knob(term, load, topology, layout, sampler_tensor) for term in terms}
+        stays = sum(size for term, size in terms.items() if knobs[term] is None)
+        helps = [knob for knob in knobs.values() if knob is not None and stays <= limit]
+        knob = helps[0] if helps else "more chips"
+    return Verdict(peak, limit, phase, next(iter(terms)), knob, tag)
 
 
 def compiled_peaks(memory: Memory, programs: Sequence[Compiled]) -> dict[str, float]:
@@ -87,27 +103,29 @@ def compiled_peaks(memory: Memory, programs: Sequence[Compiled]) -> dict[str, fl
     return peaks
 
 
-def first_knob(
+def term_knob(
     term: str, load: Workload, topology: Topology, layout: MeshConfig, sampler_tensor: int
-) -> str:
-    """The override that shrinks a term most cheaply."""
-    if term in ("activations", "work of a layer", "head", "decoding"):
+) -> str | None:
+    """The override that shrinks a term most cheaply; None if nothing does but more chips."""
+    if term in OF_ROWS:
         if not load.remat and term == "activations":
             return "--model.remat=True"
-        least = load.width * layout.data * layout.fsdp
-        if term != "decoding" and load.micro * load.width >= 2 * least:
-            return f"--train.micro_tokens={load.micro * load.width // 2}"
-        if term == "decoding":
-            return f"--sampler.slots={max(load.sampler.slots // 2, 2)}"
-    if term == "KV pages":
-        return f"--sampler.slots={max(load.sampler.slots // 2, 2)}"
+        if load.micro >= 2 * layout.data * layout.fsdp:
+            half = load.micro // 2
+            if load.algo is None:
+                return f"--train.micro_batch={half}"
+            return f"--train.micro_tokens={half * load.width}"
+    if term in ("KV pages", "decoding"):
+        return f"--sampler.slots={load.sampler.slots // 2}" if load.sampler.slots > 16 else None
     if term == "sampler's weights":
-        return f"--sampler-tensor={2 * sampler_tensor}"
+        parts = 2 * sampler_tensor
+        divides = topology.devices % parts == 0 == load.model.num_heads % parts
+        return f"--sampler-tensor={parts}" if divides else None
     if load.dtype == "float32":
         return "--model.dtype=bfloat16"
     rest = topology.devices // (layout.tensor * layout.pipeline)
-    if layout.fsdp < rest:
+    if layout.fsdp < rest and term not in OF_ROWS + WHOLE:
         return f"--mesh.fsdp={rest} --mesh.data=1"
-    if layout.tensor == 1 and layout.fsdp > 1:
+    if layout.tensor == 1 and layout.fsdp % 2 == 0 and term in OF_ROWS + WHOLE:
         return f"--mesh.tensor=2 --mesh.fsdp={layout.fsdp // 2}"
-    return "more chips"
+    return None

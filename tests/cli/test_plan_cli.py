@@ -54,6 +54,20 @@ def test_what_does_not_fit_says_the_term_and_the_knob(capsys, llama_8b):
     assert "the largest term is" in line and "try: --" in line
 
 
+def test_whoever_turns_the_knobs_comes_to_a_plan_that_fits(capsys, llama_8b):
+    args = ["--config=grpo.py", f"--model.path={llama_8b}", "--topology=v5e:4x4", "--estimate"]
+    args += ["--model.dtype=bfloat16", "--sampler.max_new_tokens=768", "--train.micro_tokens=65536"]
+    turned = {}
+    for _ in range(6):
+        code, out, _ = run(capsys, *args, *(f"{name}={value}" for name, value in turned.items()))
+        assert code == 0
+        line = next(x for x in out.splitlines() if x.startswith(("fits", "does not fit")))
+        if line == "fits":
+            break
+        turned |= dict(knob.split("=") for knob in line.split("try: ")[1].split())
+    assert line == "fits" and len(turned) >= 3
+
+
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is not None, reason="libtpu is here")
 def test_without_a_compiler_it_says_what_to_install(capsys):
     code, out, _ = run(capsys, "--config=tiny_grpo.py", "--topology=v5e:2x2")

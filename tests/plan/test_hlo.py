@@ -63,6 +63,14 @@ def test_a_loop_without_a_known_end_counts_once_and_is_told_of():
     assert counts.kernels == {"tpu_custom_call": 1.0}
 
 
+def test_a_loop_whose_counter_goes_by_two_runs_half_as_often():
+    text = TPU_TEXT.replace("tuple(%i, %k)", "tuple(%next, %k)").replace(
+        "  %x = bf16", "  %two = s32[] constant(2)\n  %next = s32[] add(%i, %two)\n  %x = bf16"
+    )
+    assert text.count("%next") == 2
+    assert count(text).kernels == {"tpu_custom_call": 3.0}  # 0, 2 and 4 are less than 5
+
+
 def test_bytes_of_shapes():
     assert array_bytes("(s32[]{:T(128)}, bf16[5,64,256]{2,1,0:T(8,128)(2,1)}, pred[3])") == (
         4 + 5 * 64 * 256 * 2 + 3

@@ -23,7 +23,7 @@ def test_a_full_fine_tune_of_7b_needs_112_gb_before_activations():
     load = workload(public("meta-llama/Llama-2-7b-hf"), dtype="float32", sampler=None, remat=True)
     memory = plan_memory(load, ONE)
     states = memory.resident["parameters"] + memory.resident["optimiser"]
-    states += memory.update["gradients"]
+    states += memory.phases["optimiser"]["gradient sums"]
     assert states == pytest.approx(16 * 6_738_415_616)
     verdict = judge(load, parse_topology("h100:1"), ONE, memory, 1)
     assert not verdict.fits and states > CHIPS["h100"].memory
@@ -58,15 +58,17 @@ def test_layers_that_are_computed_again_keep_their_input_alone():
     load = workload(LLAMA, remat=True, sampler=None)
     memory = plan_memory(load, ONE)
     tokens = load.micro * load.width
-    assert memory.update["activations"] == tokens * 2 * LLAMA.hidden_size * LLAMA.num_layers
+    assert (
+        memory.phases["layers"]["activations"] == tokens * 2 * LLAMA.hidden_size * LLAMA.num_layers
+    )
     more = plan_memory(workload(LLAMA, sampler=None), ONE)
-    assert more.update["activations"] > 10 * memory.update["activations"]
+    assert more.phases["layers"]["activations"] > 10 * memory.phases["layers"]["activations"]
 
 
 def test_rows_are_split_over_data_and_fsdp():
     load = workload(LLAMA, sampler=None)
-    whole = plan_memory(load, ONE).update["activations"]
-    parts = plan_memory(load, MeshConfig(data=2, fsdp=4)).update["activations"]
+    whole = plan_memory(load, ONE).phases["layers"]["activations"]
+    parts = plan_memory(load, MeshConfig(data=2, fsdp=4)).phases["layers"]["activations"]
     assert parts == pytest.approx(whole / 8)
 
 

@@ -1,0 +1,123 @@
+# SPDX-FileCopyrightText: The jaxrl_llm authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the TPU compiler says of updates on (model, mesh) pairs, beside the plan's own formulas.
+
+    pip install "jaxrl_llm[tpu]"      # no TPU is needed; each pair takes two or three minutes
+    python scripts/plan_pairs.py --out=tests/golden/plan_pairs.json
+
+`tests/plan/test_pairs.py` holds the formulas of `jaxrl_llm.plan` against this file. The third
+family is not looked at when the formulas are changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+
+import jax
+
+from jaxrl_llm.algorithms.presets import AlgoConfig
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.hf_config import config_from_hf
+from jaxrl_llm.plan.compile import compile_programs
+from jaxrl_llm.plan.hardware import parse_topology
+from jaxrl_llm.plan.memory import GRADIENTS, Memory, plan_memory
+from jaxrl_llm.plan.workload import Workload
+from jaxrl_llm.sharding.mesh import MeshConfig
+from jaxrl_llm.trainers.optimizers import OptimizerConfig
+
+GOLDEN = pathlib.Path(__file__).parent.parent / "tests" / "golden"
+USUAL = {"dtype": "bfloat16", "remat": True, "micro": 64, "width": 256, "targets": 192}
+# name → (model, mesh of eight devices, what is not usual)
+PAIRS: dict[str, tuple[str, dict, dict]] = {
+    "llama-data": ("meta-llama/Llama-3.2-1B", {"data": 8}, {"remat": False}),
+    "llama-fsdp": ("meta-llama/Llama-3.1-8B", {"data": 1, "fsdp": 8}, {}),
+    "llama-tensor": ("meta-llama/Llama-3.1-8B", {"data": 2, "fsdp": 2, "tensor": 2}, {}),
+    "qwen3-fsdp": ("Qwen/Qwen3-8B", {"data": 2, "fsdp": 4}, {}),
+    "qwen3-tensor": ("Qwen/Qwen3-0.6B", {"data": 1, "fsdp": 2, "tensor": 4}, {"remat": False}),
+    "gemma2-fsdp": ("google/gemma-2-2b", {"data": 2, "fsdp": 4}, {}),
+    "gemma2-tensor": (
+        "google/gemma-2-2b",
+        {"data": 2, "fsdp": 2, "tensor": 2},
+        {"remat": False},
+    ),
+}
+
+
+def public(name: str) -> ModelConfig:
+    """A public model's traits."""
+    known = json.loads((GOLDEN / "model_configs.json").read_text())["models"]
+    return config_from_hf(known[name]["config"])
+
+
+def make_load(model: ModelConfig, sizes: dict) -> Workload:
+    """One micro-batch of GRPO, no sampler."""
+    tokens = sizes["micro"] * sizes["width"]
+    return Workload(
+        method="grpo",
+        model=model,
+        optimizer=OptimizerConfig(),
+        steps=1,
+        updates=1,
+        tokens=tokens,
+        rows=sizes["micro"],
+        algo=AlgoConfig(name="grpo"),
+        group_size=8,
+        new_tokens=sizes["targets"],
+        prompt_tokens=sizes["width"] - sizes["targets"],
+        **sizes,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=pathlib.Path, required=True)
+    parser.add_argument("--topology", default="v5p:2x2x2", help="of eight devices")
+    parser.add_argument("--only", choices=PAIRS, nargs="*", help="measure these anew")
+    parser.add_argument("--show", action="store_true", help="measure nothing, print what is known")
+    args = parser.parse_args()
+    known = json.loads(args.out.read_text())["pairs"] if args.out.exists() else {}
+    for name in () if args.show else args.only or PAIRS:
+        model, mesh, changes = PAIRS[name]
+        sizes, layout = USUAL | changes, MeshConfig(**mesh)
+        topology, load = parse_topology(args.topology), make_load(public(model), sizes)
+        (update,) = compile_programs(load, topology, layout, only=("update",))
+        if update.error:
+            print(f"{name}: {update.error}")
+            continue
+        known[name] = {
+            "model": model,
+            "topology": args.topology,
+            "mesh": mesh,
+            "sizes": sizes,
+            "peak": update.at_peak,
+            "flops": update.flops,
+            "collectives": update.collectives,
+            "seconds": round(update.seconds),
+            "jax": jax.__version__,
+        }
+        args.out.write_text(json.dumps({"pairs": known}, indent=1) + "\n")
+    for name, pair in known.items():
+        show(name, pair)
+
+
+def show(name: str, pair: dict) -> None:
+    """A row of the table in Markdown, and the terms of the estimate."""
+    layout, load = MeshConfig(**pair["mesh"]), make_load(public(pair["model"]), pair["sizes"])
+    memory, peak, flops = plan_memory(load, layout), pair["peak"], pair["flops"]
+    ours, computed = update_peak(memory), load.update_passes[-1].computed_flops / 8
+    print(
+        f"| {name} | {peak / 2**30:.2f} | {ours / 2**30:.2f} | {ours / peak - 1:+.1%} "
+        f"| {flops / 1e12:.2f} | {computed / 1e12:.2f} | {computed / flops - 1:+.1%} |",
+        flush=True,
+    )
+
+
+def update_peak(memory: Memory) -> float:
+    """Of computing gradients: what the program gets and what it adds."""
+    return memory.resident["parameters"] + max(sum(memory.phases[p].values()) for p in GRADIENTS)
+
+
+if __name__ == "__main__":
+    main()
