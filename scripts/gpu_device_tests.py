@@ -107,11 +107,14 @@ def on_both(function: Callable, *arrays):
     """The function's results on the default device and on the CPU, products in full float32."""
     import jax
 
+    def run():
+        # A function of its own for each device: what it traces depends on the platform.
+        return jax.device_get(jax.jit(lambda *args: function(*args))(*arrays))
+
     with jax.default_matmul_precision("highest"):
-        here = jax.device_get(jax.jit(function)(*arrays))
-        cpu = jax.devices("cpu")[0]
-        there = jax.device_get(jax.jit(function)(*jax.device_put(arrays, cpu)))
-    return here, there
+        here = run()
+        with jax.default_device(jax.devices("cpu")[0]):
+            return here, run()
 
 
 def largest_gap(here, there, limit: float) -> str:
@@ -174,6 +177,82 @@ def test_paged_attention() -> str:
     return largest_gap(*on_both(paged_attention, q, k, v, tables, positions), 1e-4)
 
 
+def test_row_kernels() -> str:
+    """Each kernel of attention over rows against XLA's form on the same device."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from jaxrl_llm.models.attention import attend_rows, causal_segments
+    from jaxrl_llm.models.config import ModelConfig
+    from jaxrl_llm.models.kernels.rows import ROW_KERNELS
+
+    shape = SIZES["tiny"].shape | dict(num_heads=4, num_kv_heads=2, head_dim=64)
+    segments = np.repeat(np.array([1, 2, 0], np.int32), [200, 90, 10])[None].repeat(2, axis=0)
+    positions = np.concatenate([np.arange(200), np.arange(90), np.zeros(10)]).astype(np.int32)
+    allowed = causal_segments(positions[None].repeat(2, axis=0), segments, None)
+
+    def outcome(name: str, dtype: str):
+        config = ModelConfig(**shape, attention_backend=name)
+        draw = lambda seed, heads: jax.random.normal(  # noqa: E731 - short
+            jax.random.key(seed), (2, 300, heads, 64), jnp.dtype(dtype)
+        )
+
+        def total(*arrays):
+            traits = {"windowed": False, "shared": False}
+            out = attend_rows(*arrays, allowed, jnp.asarray(segments), config, **traits)
+            return jnp.sum(out.astype(jnp.float32) * draw(3, 4)), out
+
+        run = jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True))
+        (_, out), grads = run(draw(0, 4), draw(1, 2), draw(2, 2))
+        return jax.tree.map(lambda x: np.asarray(x, np.float32), (out, grads))
+
+    return kernels_against_xla(outcome, ROW_KERNELS, {"bfloat16": 4e-2, "float32": 2e-2})
+
+
+def test_page_kernels() -> str:
+    """Each kernel of decoding over pages against XLA's form on the same device."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from jaxrl_llm.models.paged_attention import PAGE_KERNELS, attend_pages
+
+    tables = (1 + np.random.default_rng(0).permutation(128).astype(np.int32)).reshape(4, 32)
+    positions = np.array([[0], [15], [16], [511]], np.int32)
+
+    def outcome(name: str, dtype: str):
+        draw = lambda seed, *shape: jax.random.normal(  # noqa: E731 - short
+            jax.random.key(seed), (*shape, 128), jnp.dtype(dtype)
+        )
+        pages = draw(1, 129, 16, 4), draw(2, 129, 16, 4)
+        run = jax.jit(functools.partial(attend_pages, backend=name, window=300, softcap=20.0))
+        return np.asarray(run(draw(0, 4, 1, 16), *pages, tables, positions), np.float32)
+
+    return kernels_against_xla(outcome, PAGE_KERNELS, {"bfloat16": 2e-2, "float32": 1e-4})
+
+
+def kernels_against_xla(outcome: Callable, names, limits: dict[str, float]) -> str:
+    """The gap of every kernel that this device has, for each dtype that it takes."""
+    import jax
+
+    from jaxrl_llm.errors import ConfigError
+
+    told = []
+    for name in names:
+        for dtype, limit in limits.items():
+            try:
+                got = outcome(name, dtype)
+            except ConfigError:  # not this device's, or not this dtype
+                continue
+            with jax.default_matmul_precision("highest"):
+                want = outcome("xla", dtype)
+            gap = largest_gap(got, want, limit).replace("the CPU", "XLA")
+            told.append(f"{name} in {dtype} {gap}")
+    platform = jax.devices()[0].platform
+    return "; ".join(told) or f"nothing to compare: there is no kernel for a {platform}"
+
+
 def test_experts() -> str:
     import jax
     import jax.numpy as jnp
@@ -223,6 +302,8 @@ DEVICE_TESTS: list[tuple[str, Callable]] = [
     ("test: logits", test_logits),
     ("test: gradients", test_gradients),
     ("test: paged attention", test_paged_attention),
+    ("test: kernels over rows", test_row_kernels),
+    ("test: kernels over pages", test_page_kernels),
     ("test: experts", test_experts),
     ("test: sampler and trainer", test_sampler_agrees),
 ]

@@ -1,6 +1,10 @@
 # SPDX-FileCopyrightText: The jaxrl_llm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Attention over rows of tokens. Over pages of a key/value cache: `paged_attention.py`."""
+"""Attention over rows of tokens. Over pages of a key/value cache: `paged_attention.py`.
+
+`attend_rows` is what the decoder calls: a kernel where one serves (`kernels/choice.py`), else
+`causal_attention`, which every kernel is compared with.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,55 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.kernels.choice import Case, choose_rows
+from jaxrl_llm.models.kernels.rows import ROW_KERNELS
 from jaxrl_llm.models.layers import accumulation_dtype, soft_cap
 from jaxrl_llm.types import Reach
 
 QUERIES = 64  # of a block, the fastest of 64, 128 and all on a CPU
 _MOST_BLOCKS = 16  # each is compiled
+
+
+def attend_rows(
+    q: Float[Array, "N T H hd"],
+    k: Float[Array, "N T K hd"],
+    v: Float[Array, "N T K hd"],
+    allowed: Bool[Array, "N T T"],
+    segment_ids: Int[Array, "N T"],
+    config: ModelConfig,
+    *,
+    windowed: Bool[Array, ""] | bool,
+    shared: bool,
+    reach: Reach | None = None,
+    prefixes: Int[Array, "N B"] | None = None,
+) -> Float[Array, "N T H hd"]:
+    """Attention of one layer over rows by the back end of `config.attention_backend`.
+
+    Args:
+        allowed: who sees whom, the layer's window applied.
+        segment_ids: each is a run of consecutive positions, if rows are not `shared`.
+        windowed: whether this layer has the model's window.
+        shared: whether a token may see a second segment (`causal_segments`).
+        reach, prefixes: as for `causal_attention`.
+
+    Raises:
+        ConfigError: the back end that was named can't serve.
+    """
+    traits = {"scale": config.attention_scale, "softcap": config.attention_softcap}
+    case = Case.here(
+        q,
+        k,
+        window=config.sliding_window is not None,
+        softcap=config.attention_softcap is not None,
+        shared=shared,
+    )
+    choice = choose_rows(config.attention_backend, case)
+    if choice.name == "xla":
+        return causal_attention(q, k, v, allowed, reach=reach, prefixes=prefixes, **traits)
+    kernel = ROW_KERNELS[choice.name]
+    window = config.sliding_window
+    return kernel(q, k, v, allowed, segment_ids, window=window, windowed=windowed, **traits)
 
 
 def masked_attention(

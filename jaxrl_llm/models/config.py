@@ -73,6 +73,8 @@ class ModelConfig:
             longer ones are refused.
         microbatches: of this run: pieces of a batch of rows that are on their way through layers
             stacked as stages of a pipeline; other layers don't look at it.
+        attention_backend: of this run: what computes attention over rows, or over the sampler's
+            pages: "auto", "xla", or a kernel of `kernels/choice.py`.
         rms_norm_eps: ε of the RMS norms.
         rope_theta: base of the rotary embedding.
         rope_scaling: how its frequencies are stretched, in layers that use it.
@@ -112,6 +114,7 @@ class ModelConfig:
     max_position_embeddings: int = 2048
     context: int | None = None
     microbatches: int = 1
+    attention_backend: str = "auto"
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None

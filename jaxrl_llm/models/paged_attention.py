@@ -1,16 +1,61 @@
 # SPDX-FileCopyrightText: The jaxrl_llm authors
 # SPDX-License-Identifier: Apache-2.0
-"""Attention over pages of a key/value cache, and over a dense view of them."""
+"""Attention over pages of a key/value cache, and over a dense view of them.
+
+`attend_pages` is what decoding calls: a kernel where one serves (`kernels/choice.py`), else
+`paged_attention`, which every kernel is compared with.
+"""
 
 from __future__ import annotations
+
+import functools
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxrl_llm.models.kernels.choice import Case, choose_pages
+from jaxrl_llm.models.kernels.mosaic import mosaic_attention
+from jaxrl_llm.models.kernels.shards import on_shards
+from jaxrl_llm.models.kernels.triton import triton_attention
 from jaxrl_llm.models.layers import accumulation_dtype
 
 KEYS_PER_BLOCK = 64  # keys that are read at a time
+PAGE_KERNELS = {"mosaic": mosaic_attention, "triton": triton_attention}
+
+
+def attend_pages(
+    q: Float[Array, "S 1 H hd"],
+    k_pages: Float[Array, "P page K hd"],
+    v_pages: Float[Array, "P page K hd"],
+    tables: Int[Array, "S M"],
+    positions: Int[Array, "S 1"],
+    *,
+    backend: str,
+    window: int | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+) -> Float[Array, "S 1 H hd"]:
+    """`paged_attention` of one query per sequence by a back end.
+
+    Raises:
+        ConfigError: the back end that was named can't serve.
+    """
+    case = Case.here(
+        q,
+        k_pages,
+        window=window is not None,
+        softcap=softcap is not None,
+        page_size=k_pages.shape[1],
+    )
+    choice = choose_pages(backend, case)
+    traits = {"window": window, "softcap": softcap, "scale": scale}
+    if choice.name == "xla":
+        return paged_attention(q, k_pages, v_pages, tables, positions, **traits)
+    pool = (None, None, "kv_heads", None)
+    axes = ((None, "heads", None), pool, pool, (None, None), (None,))
+    kernel = on_shards(functools.partial(PAGE_KERNELS[choice.name], **traits), axes, axes[0])
+    return kernel(q[:, 0], k_pages, v_pages, tables, positions[:, 0])[:, None]
 
 
 def paged_attention(

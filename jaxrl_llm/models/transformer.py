@@ -33,8 +33,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxrl_llm.models.attention import (
+    attend_rows,
     block_prefixes,
-    causal_attention,
     causal_segments,
     within_window,
 )
@@ -311,18 +311,18 @@ def _run_layers(layers, flags, x, rows, config: ModelConfig, reach: Reach | None
     """A scan over stacked layers [k, …] and their flags; the last layers may not be there."""
     positions, segment_ids, prefix_ids, counted = rows
     inputs = layer_inputs(config, positions, segment_ids, prefix_ids, x.dtype)
-    traits = {
-        "scale": config.attention_scale,
-        "softcap": config.attention_softcap,
-        "reach": reach,
-        "prefixes": None if prefix_ids is None else block_prefixes(segment_ids, prefix_ids),
-    }
+    shared = prefix_ids is not None
+    prefixes = block_prefixes(segment_ids, prefix_ids) if shared else None
+    spans = {"reach": reach, "prefixes": prefixes}
 
     def layer_step(x, scanned):
         layer, flags = scanned
         layer = gather_weights(layer, tree_axes(layer, config), axis_sizes(config))
         cos, sin, allowed = inputs(flags)
-        attend = lambda q, k, v: causal_attention(q, k, v, allowed, **traits)  # noqa: E731
+        windowed = flags.get("windowed", config.layers[0].window is not None)
+        attend = lambda q, k, v: attend_rows(  # noqa: E731 - short
+            q, k, v, allowed, segment_ids, config, windowed=windowed, shared=shared, **spans
+        )
         out, stats = routed_block(layer, config, x, cos, sin, attend, counted)
         if "there" in flags:
             out = jnp.where(flags["there"], out, x)

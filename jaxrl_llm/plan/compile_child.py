@@ -44,8 +44,12 @@ def topology_devices(job: Any) -> list[Any]:
 
     if job.kind == "cpu":
         return jax.devices()[: job.devices]
-    assert job.kind == "tpu", job.kind
-    described = topologies.get_topology_desc(platform="tpu", topology_name=job.topology)
+    if job.kind == "cuda":
+        gpus = {"topology": job.topology, "target_config": job.target}
+        described = topologies.get_topology_desc(platform="cuda", topology_name="", **gpus)
+    else:
+        assert job.kind == "tpu", job.kind
+        described = topologies.get_topology_desc(platform="tpu", topology_name=job.topology)
     return list(described.devices)
 
 

@@ -86,7 +86,7 @@ def read_computations(text: str) -> tuple[dict[str, list[Instruction]], str]:
         if head:
             current = computations.setdefault(head[2], [])
             entry = head[2] if head[1] else entry
-        elif line.startswith("}"):
+        elif line.rstrip() == "}":  # a kernel's own text may have lines that begin so
             current = None
         elif current is not None and (found := _INSTRUCTION.match(line)):
             shape, rest = _split_shape(found[3])
@@ -180,7 +180,8 @@ def _add_own(counts, line: Instruction, kind: str, shapes, times, seen: set) -> 
         if channel:
             seen.add((channel[1], times))
         size = array_bytes(line.shape)
-        if line.opcode.endswith("-start"):  # the result's shape holds the operand's, too
+        # Of others than all-reduce the result's shape holds the operand's, too.
+        if line.opcode.endswith("-start") and kind != "all-reduce":
             size -= sum(array_bytes(shapes.get(name, "")) for name in line.operands)
         number, total = counts.collectives.get(kind, (0.0, 0.0))
         counts.collectives[kind] = (number + times, total + times * max(size, 0.0))
@@ -189,6 +190,8 @@ def _add_own(counts, line: Instruction, kind: str, shapes, times, seen: set) -> 
 def _add_custom(counts: Counts, line: Instruction, shapes, times: float) -> None:
     target = _TARGET.search(line.attributes)
     name = target[1] if target else "?"
+    if name == "tpu_custom_call":
+        name += " " + line.name.partition(".")[0]
     counts.kernels[name] = counts.kernels.get(name, 0.0) + times
     if "gemm" in name or "matmul" in name:
         counts.flops += times * _library_flops(line, shapes)

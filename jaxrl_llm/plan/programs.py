@@ -59,7 +59,7 @@ def train_programs(load: Workload, place: Placement) -> Iterator[tuple[str, Lowe
         opt_state=_like(place, state.opt_state, "optimizer"),
     )
     shape = load.micro, load.width, load.reach
-    batch = abstract_batch(*shape, needs_ref=algorithm.needs_ref, valued=False)
+    batch = abstract_batch(*shape, needs_ref=algorithm.needs_ref, valued=False, shared=load.shared)
     if "old log-probabilities" in load.forwards:
         batch = batch.replace(logp_old=batch.logp_sampler)
     batch = jax.tree.map(
@@ -106,6 +106,7 @@ def sampler_programs(
 ) -> Iterator[tuple[str, Lower]]:
     """The sampler's programs, weights and pages split over `tensor` devices; all copies alike."""
     engine, dtype = load.sampler, jnp.dtype(load.dtype)
+    model = dataclasses.replace(load.model, attention_backend=engine.attention_backend)
     copies = place.mesh.size // tensor
     slots = max(16, -(-engine.slots // copies // 16) * 16)
     pages = -(-load.pages // copies)
@@ -123,7 +124,7 @@ def sampler_programs(
     whole = functools.partial(_whole, place)
     first = next(prefill_chunks([Prefill((0,), [1])], engine.prefill_tokens, table))
     chunk = jax.tree.map(whole, first.arrays)
-    yield PREFILL, functools.partial(prefill.lower, params, load.model, form, cache, chunk)
+    yield PREFILL, functools.partial(prefill.lower, params, model, form, cache, chunk)
     tables = whole(np.zeros((slots, table), np.int32))
     if viewed:
         width = view_width(longest, table * engine.page_size)
@@ -132,7 +133,7 @@ def sampler_programs(
     steps = min(engine.decode_steps, engine.max_new_tokens)
     limit = whole(np.int32(steps))
     rows_ = jax.tree.map(whole, decode_slots([None] * slots))
-    arguments = (params, load.model, form, cache, tables, rows_, limit, limit)
+    arguments = (params, model, form, cache, tables, rows_, limit, limit)
     yield DECODE, functools.partial(decode.lower, *arguments, steps=steps)
 
 

@@ -16,6 +16,7 @@ from jaxrl_llm.plan.search import Candidate
 from jaxrl_llm.plan.verdict import Verdict, compiled_peaks
 from jaxrl_llm.plan.workload import Workload
 from jaxrl_llm.sharding.mesh import AXES, MeshConfig
+from jaxrl_llm.trainers.dry_run import attention_line
 
 
 def plan_text(plan: Plan) -> str:
@@ -68,6 +69,17 @@ def _head(load: Workload, topology: Topology, layout: MeshConfig, tensor: int) -
         f"bfloat16, {chip.device_memory_bandwidth / 1e9:,.0f} GB/s ({chip.source})"
     )
     yield "mesh       " + " × ".join(f"{axis} {getattr(layout, axis)}" for axis in AXES)
+    platform = {"cuda": "gpu"}.get(chip.kind, chip.kind)
+    line = attention_line(
+        model,
+        load.dtype,
+        platform,
+        layout,
+        shared=load.shared,
+        engine=load.sampler,
+        sampler_tensor=tensor,
+    )
+    yield f"attention  {line}"
     yield (
         f"rows       {load.rows} × {load.width} tokens a step, micro-batches of {load.micro} rows"
     )
@@ -122,7 +134,7 @@ def _programs(memory: Memory, programs: Sequence[Compiled]) -> Iterator[str]:
             continue
         moved = sum(size for _, size in p.collectives.values())
         kinds = [f"{int(n)} {kind}" for kind, (n, _) in sorted(p.collectives.items())]
-        kinds += [f"{int(n)} {name}" for name, n in p.kernels.items() if name in KERNELS]
+        kinds += [f"{int(n)} {name}" for name, n in kernel_counts(p).items()]
         kinds += [f"{p.open_loops} open loops"] if p.open_loops else []
         yield (
             f"{p.name:<18}{p.peak / GIB:10.2f}{(peaks[p.name] - p.peak) / GIB:8.2f}"
@@ -130,7 +142,12 @@ def _programs(memory: Memory, programs: Sequence[Compiled]) -> Iterator[str]:
         )
 
 
-KERNELS = ("tpu_custom_call", "__gpu$xla.gpu.triton", "__cudnn$fmhaSoftmax")
+def kernel_counts(program: Compiled) -> dict[str, float]:
+    """Attention kernels of a program: custom calls → how often they run."""
+    return {name: n for name, n in program.kernels.items() if name.startswith(KERNELS)}
+
+
+KERNELS = ("tpu_custom_call", "__gpu$xla.gpu.triton", "__cudnn$fmha")
 
 
 def _bill(bill: Bill) -> Iterator[str]:

@@ -27,7 +27,12 @@ from jaxrl_llm.trainers.build import engine_config, total_updates
 from jaxrl_llm.trainers.dry_run import longest_samples
 from jaxrl_llm.trainers.optimizers import OptimizerConfig
 from jaxrl_llm.trainers.roles import row_planner
-from jaxrl_llm.trainers.settings import RLConfig, counting_rewards, resolve_algorithm
+from jaxrl_llm.trainers.settings import (
+    RLConfig,
+    counting_rewards,
+    resolve_algorithm,
+    with_backend,
+)
 from jaxrl_llm.trainers.supervised_settings import PreferenceConfig, RewardConfig, SFTConfig
 from jaxrl_llm.types import Reach
 
@@ -61,6 +66,7 @@ class Workload:
         algo: the algorithm, for compiling its loss; None outside reinforcement learning.
         group_size: samples of a prompt.
         temperature: τ.
+        shared: whether rows hold prompts that several completions share.
     """
 
     method: str
@@ -87,6 +93,7 @@ class Workload:
     algo: AlgoConfig | None = None
     group_size: int = 1
     temperature: float = 1.0
+    shared: bool = True
 
     @property
     def itemsize(self) -> int:
@@ -169,7 +176,7 @@ def _rl_workload(config: RLConfig, model: ModelConfig, row_multiple: int) -> Wor
     longest = sampler.max_prompt_tokens + sampler.max_new_tokens
     return Workload(
         method=algorithm.name,
-        model=dataclasses.replace(model, context=longest),
+        model=with_backend(model, config.model, context=longest),
         dtype=config.model.dtype,
         remat=config.model.remat,
         optimizer=config.optimizer,
@@ -192,6 +199,7 @@ def _rl_workload(config: RLConfig, model: ModelConfig, row_multiple: int) -> Wor
         algo=algo,
         group_size=sampler.group_size,
         temperature=sampler.temperature,
+        shared=train.layout == "shared_prefix",
     )
 
 
@@ -212,7 +220,7 @@ def _supervised_workload(
     precomputed = live and config.preference.reference == "precomputed"
     return Workload(
         method=names[type(config)],
-        model=model,
+        model=with_backend(model, config.model),
         dtype=config.model.dtype,
         remat=config.model.remat,
         optimizer=config.optimizer,
@@ -225,6 +233,7 @@ def _supervised_workload(
         targets=length,
         forwards=("reference",) if live and not precomputed else (),
         frozen=int(live and not precomputed),
+        shared=False,
     )
 
 

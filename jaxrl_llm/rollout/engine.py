@@ -24,6 +24,7 @@ import numpy as np
 
 from jaxrl_llm.errors import NonFinite, RequestError
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.kernels.choice import Case, choose_pages
 from jaxrl_llm.models.transformer import Params
 from jaxrl_llm.rollout.checks import check_request
 from jaxrl_llm.rollout.kv_cache import KVPages, copy_pages, init_pages
@@ -76,7 +77,9 @@ class Engine:
         self._decode_text = decode_text
         # Scalings of rotary frequencies that depend on the length are the same for all requests.
         context = model_config.context or config.max_prompt_tokens + config.max_new_tokens
-        model_config = dataclasses.replace(model_config, context=context)
+        model_config = dataclasses.replace(
+            model_config, context=context, attention_backend=config.attention_backend
+        )
         self.model_config, self.config = model_config, config
         self.num_pages = config.num_pages or default_pool(config)
         self.stats = EngineStats()
@@ -101,12 +104,16 @@ class Engine:
             init_pages, model_config, self.num_pages, config.page_size, dtype
         )
         self._pages: KVPages | None = None
+        viewed = config.attention == "view" or (config.attention == "auto" and on_cpu)
+        if not viewed or config.attention_backend not in ("auto", "xla"):
+            case = Case.of(model_config, dtype.name, page_size=config.page_size)
+            choose_pages(config.attention_backend, case)
         self._placement = Placement(
             model_config,
             dtype,
             table_width=self._table_width,
             page_size=config.page_size,
-            viewed=config.attention == "view" or (config.attention == "auto" and on_cpu),
+            viewed=viewed,
             count_program=self._count_program,
         )
 

@@ -19,7 +19,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.paged_attention import paged_attention, view_attention
+from jaxrl_llm.models.paged_attention import attend_pages, paged_attention, view_attention
 from jaxrl_llm.models.rotary import rotary_tables
 from jaxrl_llm.models.transformer import Params, block, embed_tokens, final_hidden, logits
 from jaxrl_llm.rollout.kv_cache import KVPages, page_slots, write_tokens
@@ -169,8 +169,8 @@ def _run_layers(
 ) -> tuple[Float[Array, "S T D"], Cache]:
     """Run tokens through the decoder, and what it keeps of them.
 
-    ``attend(kept, q, k, v, context, window=…, softcap=…, scale=…)`` returns what the queries see,
-    and the layer's part of the cache with the new keys and values.
+    ``attend(kept, q, k, v, context, window=…, softcap=…, scale=…, backend=…)`` returns what the
+    queries see, and the layer's part of the cache with the new keys and values.
     """
     x = embed_tokens(params, config, tokens)
     kinds = sorted({traits.rope for traits in config.layers})
@@ -220,6 +220,7 @@ def _layer(
         "window": window,
         "softcap": config.attention_softcap,
         "scale": config.attention_scale,
+        "backend": config.attention_backend,
     }
 
     def seen(q: Array, k: Array, v: Array) -> Array:
@@ -230,7 +231,7 @@ def _layer(
     return block(view_layer(layer, config, form), config, x, cos, sin, seen), kept
 
 
-def _attend_chunk(kept, q, k, v, context, **traits):
+def _attend_chunk(kept, q, k, v, context, *, backend, **traits):
     chunk, page, offset, positions = context
     kept = tuple(
         write_tokens(pages, new, page, offset) for pages, new in zip(kept, (k, v), strict=True)
@@ -242,10 +243,10 @@ def _attend_chunk(kept, q, k, v, context, **traits):
 def _attend_pages(kept, q, k, v, context, **traits):
     tables, places, at = context
     kept = tuple(write_tokens(pages, new, *places) for pages, new in zip(kept, (k, v), strict=True))
-    return paged_attention(q, *kept, tables, at, **traits), kept
+    return attend_pages(q, *kept, tables, at, **traits), kept
 
 
-def _attend_view(kept, q, k, v, context, **traits):
+def _attend_view(kept, q, k, v, context, *, backend, **traits):
     position, wanted = context
     kept = write_view(kept, k[:, 0], v[:, 0], position, wanted)
     return view_attention(q[:, 0], *kept, position, **traits)[:, None], kept

@@ -8,6 +8,7 @@ import dataclasses
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from jaxrl_llm.errors import ConfigError
+from jaxrl_llm.models.kernels.choice import PageBackend
 from jaxrl_llm.rollout.kv_cache import default_num_pages
 
 POOL_TOKENS = 512  # of prompt and of completion, for which the default pool has room in every slot
@@ -35,6 +36,8 @@ class EngineConfig:
             come that begin the same, until the weights change.
         attention: "pages" reads the cache through block tables, "view" through a dense copy of
             the running rows (`view.py`); "auto" is the view on a CPU.
+        attention_backend: what decodes over pages: "xla", a kernel ("mosaic" on a TPU, "triton" on
+            a GPU), or "auto", the platform's kernel where it can serve.
     """
 
     max_prompt_tokens: int
@@ -47,6 +50,7 @@ class EngineConfig:
     prefill_tokens: int = 256
     weights: Literal["native", "bfloat16", "int8"] = "native"
     attention: Literal["auto", "view", "pages"] = "auto"
+    attention_backend: PageBackend = "auto"
     prefix_cache: bool = False
 
     def __post_init__(self) -> None:
@@ -66,6 +70,12 @@ class EngineConfig:
                     raise ConfigError(
                         f"bad {name}", got=repr(value), expected=f"an integer ≥ {least}"
                     )
+        if self.attention == "view" and self.attention_backend != "auto":
+            raise ConfigError(
+                "attention_backend has no effect: a view is read, not pages",
+                got=self.attention_backend,
+                hint="attention=pages",
+            )
         if self.prefill_tokens % 16:
             raise ConfigError(
                 "bad prefill_tokens", got=self.prefill_tokens, expected="a multiple of 16"

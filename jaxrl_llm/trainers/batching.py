@@ -85,14 +85,15 @@ class RowPlan:
 
     Attributes:
         sample, column: which sample's token, and which of its tokens; sample is −1 on padding.
-        segment_ids, prefix_ids, sources, reach: as in `Batch`.
+        segment_ids, prefix_ids, sources, reach: as in `Batch`; prefixes in layout "shared_prefix"
+            alone.
         micro: rows of a micro-batch; R is a multiple of it.
     """
 
     sample: np.ndarray  # int [R, W]
     column: np.ndarray  # int [R, W]
     segment_ids: np.ndarray  # int [R, W]
-    prefix_ids: np.ndarray  # int [R, W]
+    prefix_ids: np.ndarray | None  # int [R, W]
     sources: np.ndarray  # int [R, W]
     micro: int
     reach: Reach | None = None
@@ -169,7 +170,8 @@ def plan_rows(
     needed = -(-max(len(rows), 1) // multiple)
     calls = -(-needed // most)
     micro = round_up(-(-needed // calls), most, 1) * multiple
-    plan = _empty_plan(-(-max(len(rows), 1) // micro) * micro, width, micro)
+    shape = (-(-max(len(rows), 1) // micro) * micro, width)
+    plan = _empty_plan(shape, micro, shared=layout == "shared_prefix")
     for row, members in enumerate(rows):
         _fill_row(plan, row, [pieces[member] for member in members])
     return dataclasses.replace(plan, reach=_reach(pieces, width))
@@ -202,9 +204,10 @@ def _pieces(samples: Batch, layout: Layout, limit: int) -> list[_Piece]:
     return pieces
 
 
-def _empty_plan(rows: int, width: int, micro: int) -> RowPlan:
-    zeros = lambda: np.zeros((rows, width), np.int32)  # noqa: E731 - local shorthand
-    return RowPlan(zeros() - 1, zeros(), zeros(), zeros(), zeros(), micro)
+def _empty_plan(shape: tuple[int, int], micro: int, *, shared: bool) -> RowPlan:
+    zeros = lambda: np.zeros(shape, np.int32)  # noqa: E731 - local shorthand
+    prefix_ids = zeros() if shared else None
+    return RowPlan(zeros() - 1, zeros(), zeros(), prefix_ids, zeros(), micro)
 
 
 def _fill_row(plan: RowPlan, row: int, pieces: list[_Piece]) -> None:
@@ -218,7 +221,8 @@ def _fill_row(plan: RowPlan, row: int, pieces: list[_Piece]) -> None:
         plan.sample[row, here] = sample
         plan.column[row, here] = np.arange(start, end)
         plan.segment_ids[row, here] = segment
-        plan.prefix_ids[row, here] = prefix
+        if plan.prefix_ids is not None:
+            plan.prefix_ids[row, here] = prefix
         plan.sources[row, here] = np.arange(place - 1, place - 1 + end - start)
         plan.sources[row, place] = after
         place += end - start

@@ -43,7 +43,12 @@ from jaxrl_llm.trainers.roles import build_critic, build_passes, place_for
 from jaxrl_llm.trainers.rollouts import Rollouts, StoredRollouts
 from jaxrl_llm.trainers.run_directory import RunDirectory
 from jaxrl_llm.trainers.scoring import Scorer
-from jaxrl_llm.trainers.settings import RLConfig, counting_rewards, resolve_algorithm
+from jaxrl_llm.trainers.settings import (
+    RLConfig,
+    counting_rewards,
+    resolve_algorithm,
+    with_backend,
+)
 from jaxrl_llm.trainers.show import Show
 from jaxrl_llm.trainers.update import Reference, Updater
 from jaxrl_llm.types import Prompt
@@ -58,7 +63,7 @@ def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, 
     _, heldout_prompts, stream = build_data(config, tokenizer, model.config, directory.seed)
     # Scalings of rotary frequencies that depend on the length are the same for a whole run.
     longest = config.sampler.max_prompt_tokens + config.sampler.max_new_tokens
-    model_config = dataclasses.replace(model.config, context=longest)
+    model_config = with_backend(model.config, config.model, context=longest)
     trainer = build_trainer(config, model_config, model.params, tokenizer, directory.seed, stream)
     source = trainer.source
     greedy = dataclasses.replace(source.sampling, temperature=0.0)
@@ -330,6 +335,7 @@ def engine_config(sampler) -> EngineConfig:
         max_prompt_tokens=sampler.max_prompt_tokens,
         max_new_tokens=sampler.max_new_tokens,
         group_size=sampler.group_size,
+        attention_backend=sampler.attention_backend,
     )
 
 

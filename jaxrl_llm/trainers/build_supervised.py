@@ -58,6 +58,7 @@ from jaxrl_llm.trainers.reward import (
     step_reward_loss,
 )
 from jaxrl_llm.trainers.run_directory import RunDirectory
+from jaxrl_llm.trainers.settings import with_backend
 from jaxrl_llm.trainers.sft import SFTTrainer, sft_loss
 from jaxrl_llm.trainers.show_supervised import SupervisedShow
 from jaxrl_llm.trainers.supervised_settings import (
@@ -116,7 +117,7 @@ def gather(
         model = load(path, dtype)
     check_context(config, model.config)
     # Scalings of rotary frequencies that depend on the length are the same for a whole run.
-    model_config = dataclasses.replace(model.config, context=config.rows.max_length)
+    model_config = with_backend(model.config, config.model, context=config.rows.max_length)
     place = Placement.make(config.mesh, model_config)
     tokenizer = with_template(model.tokenizer, config.rows.chat_template)
     tokenizer = tokenizer if date is None else tokenizer.at_time(date)

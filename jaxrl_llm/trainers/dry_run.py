@@ -15,12 +15,13 @@ from jaxrl_llm.checkpoint.pretrained import peek
 from jaxrl_llm.data.encode import Part
 from jaxrl_llm.data.pipeline import make_prompt
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.kernels.choice import Case, choose_pages, choose_rows
 from jaxrl_llm.models.placement import Placement
 from jaxrl_llm.models.transformer import abstract_params
 from jaxrl_llm.rewards.base import score
 from jaxrl_llm.rollout.engines import engine_places, engine_share
-from jaxrl_llm.rollout.settings import default_pool
-from jaxrl_llm.sharding.mesh import row_parts
+from jaxrl_llm.rollout.settings import EngineConfig, default_pool
+from jaxrl_llm.sharding.mesh import MeshConfig, row_parts
 from jaxrl_llm.text.chat import encode_prompt
 from jaxrl_llm.text.templates import with_template
 from jaxrl_llm.text.tokenizer import Tokenizer
@@ -36,20 +37,32 @@ from jaxrl_llm.trainers.build_supervised import check_context, check_micro_batch
 from jaxrl_llm.trainers.encoders import encode_examples
 from jaxrl_llm.trainers.optimizers import make_optimizer
 from jaxrl_llm.trainers.roles import place_for, row_planner
-from jaxrl_llm.trainers.settings import RLConfig, resolve_algorithm
+from jaxrl_llm.trainers.settings import RLConfig, resolve_algorithm, with_backend
 from jaxrl_llm.types import Batch, Prompt, Reach, Rollout
 
 
 def dry_run(config: RLConfig) -> None:
     """Build abstractly, trace the update; print sizes, three prompts and canned rewards."""
     model_config, tokenizer = peek(config.model.path)
+    model_config = with_backend(model_config, config.model)
     place = Placement.make(config.mesh, model_config)
     train, heldout, _ = build_data(config, tokenizer, model_config, seed=config.train.seed or 0)
     stops = stop_ids(config.sampler.stop, tokenizer)
 
     print(f"model      {config.model.path}: {model_config.num_params / 1e6:.1f} M parameters")
     print(f"task       {len(train)} training prompts, {len(heldout)} held out")
-    print(f"devices    {place.mesh.size} × {place.mesh.devices.flat[0].device_kind}")
+    device, sampler = place.mesh.devices.flat[0], config.sampler
+    print(f"devices    {place.mesh.size} × {device.device_kind}")
+    line = attention_line(
+        model_config,
+        config.model.dtype,
+        device.platform,
+        config.mesh,
+        shared=config.train.layout == "shared_prefix",
+        engine=engine_config(sampler),
+        sampler_tensor=1 if sampler.mesh is None else sampler.mesh.tensor,
+    )
+    print(f"attention  {line}")
     print(f"stop ids   {', '.join(f'{i} ({tokenizer.decode([i])!r})' for i in stops)}")
     print("\nmemory, on each training device; and on each of the sampler's")
     for name, size in memory(config, model_config, place).items():
@@ -71,6 +84,7 @@ def supervised_dry_run(config: Any) -> None:
     """Encode all data, print sizes, what was cut, and three examples with what is learnt marked."""
     check_micro_batch(config)
     model_config, own = peek(config.model.path)
+    model_config = with_backend(model_config, config.model)
     place = Placement.make(config.mesh, model_config)
     check_context(config, model_config)
     tokenizer = with_template(own, config.rows.chat_template)
@@ -81,7 +95,12 @@ def supervised_dry_run(config: Any) -> None:
     print(f"data       {len(units)} training examples, {len(data.heldout)} held out")
     print(f"           {lengths.mean():.0f} tokens each, the longest {lengths.max()}")
     print("           " + (", ".join(f"{n} {why}" for why, n in data.notes.items()) or "none cut"))
-    print(f"devices    {place.mesh.size} × {place.mesh.devices.flat[0].device_kind}")
+    device = place.mesh.devices.flat[0]
+    print(f"devices    {place.mesh.size} × {device.device_kind}")
+    line = attention_line(
+        model_config, config.model.dtype, device.platform, config.mesh, shared=False
+    )
+    print(f"attention  {line}")
     params = abstract_params(model_config, jnp.dtype(config.model.dtype))
     state = jax.eval_shape(make_optimizer(config.optimizer, config.train.steps).init, params)
     print("\nmemory, on each training device, without activations")
@@ -96,6 +115,32 @@ def supervised_dry_run(config: Any) -> None:
             print(f"\nexample {unit.index} ({len(part.tokens)} tokens; learnt or read: ⟦ ⟧)")
             print(_indent(marked_text(part, tokenizer)))
     print("\ndry run: everything fits together; nothing was trained")
+
+
+def attention_line(
+    model: ModelConfig,
+    dtype: str,
+    platform: str,
+    layout: MeshConfig,
+    *,
+    shared: bool,
+    engine: EngineConfig | None = None,
+    sampler_tensor: int = 1,
+) -> str:
+    """What computes attention on a platform, and where it is no kernel, why.
+
+    Raises:
+        ConfigError: a back end that was named can't serve.
+    """
+    parts = {"tensor": layout.tensor, "pipeline": layout.pipeline}
+    case = Case.of(model, dtype, platform, shared=shared, **parts)
+    text = f"rows: {choose_rows(model.attention_backend, case)}"
+    if engine is None:
+        return text
+    case = Case.of(model, dtype, platform, page_size=engine.page_size, tensor=sampler_tensor)
+    decoding = choose_pages(engine.attention_backend, case)
+    viewed = engine.attention == "view" or (engine.attention == "auto" and platform == "cpu")
+    return f"{text}; decoding: {'xla (over a view of the pages)' if viewed else decoding}"
 
 
 def marked_text(part: Part, tokenizer: Tokenizer) -> str:
@@ -120,9 +165,12 @@ def memory(config: RLConfig, model_config: ModelConfig, place: Placement) -> dic
     grads = jax.eval_shape(functions.state.zeros, trained)
     plan = row_planner(config, place.row_multiple)(longest_samples(config))
     width = plan.sample.shape[1]
-    batch = abstract_batch(
-        plan.micro, width, plan.reach, needs_ref=algorithm.needs_ref, valued=form.scored
-    )
+    flags = {
+        "needs_ref": algorithm.needs_ref,
+        "valued": form.scored,
+        "shared": config.train.layout == "shared_prefix",
+    }
+    batch = abstract_batch(plan.micro, width, plan.reach, **flags)
     counts = algorithm.counts(np.ones((1, 2), bool), np.ones((1, 2), np.int32))
     if not algorithm.needs_batch_stats:
         jax.eval_shape(
@@ -186,9 +234,9 @@ def longest_samples(config: RLConfig) -> Batch:
 
 
 def abstract_batch(
-    rows: int, width: int, reach: Reach | None, *, needs_ref: bool, valued: bool
+    rows: int, width: int, reach: Reach | None, *, needs_ref: bool, valued: bool, shared: bool
 ) -> Batch:
-    """The shapes of a micro-batch."""
+    """The shapes of a micro-batch; `shared`: of rows that hold prompts once."""
     ints = jax.ShapeDtypeStruct((rows, width), jnp.int32)
     floats = jax.ShapeDtypeStruct((rows, width), jnp.float32)
     return Batch(
@@ -201,7 +249,7 @@ def abstract_batch(
         logp_ref=floats if needs_ref else None,
         values=floats if valued else None,
         returns=floats if valued else None,
-        prefix_ids=ints,
+        prefix_ids=ints if shared else None,
         sources=ints,
         reach=reach,
     )

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +21,7 @@ from jaxrl_llm.sharding.mesh import MeshConfig
 from jaxrl_llm.trainers.batching import RowPlan, plan_rows
 from jaxrl_llm.trainers.critic import Critic, make_critic_functions
 from jaxrl_llm.trainers.passes import Passes
-from jaxrl_llm.trainers.settings import RLConfig
+from jaxrl_llm.trainers.settings import RLConfig, with_backend
 from jaxrl_llm.types import Batch
 
 
@@ -90,7 +89,7 @@ def build_critic(
             got=f"{model_config.vocab_size} tokens in {path}",
             expected=f"at least {decoder_vocabulary}",
         )
-    model_config = dataclasses.replace(model_config, context=context)
+    model_config = with_backend(model_config, config.model, context=context)
     place = place_for(config, config.critic.mesh, "critic.mesh", model_config)
     functions = make_critic_functions(
         place.model, algorithm, config.critic, remat=config.model.remat, place=place

@@ -15,6 +15,8 @@ from jaxrl_llm.data.curriculum import CurriculumConfig
 from jaxrl_llm.data.rollout_store import StoredConfig
 from jaxrl_llm.data.sources import Task
 from jaxrl_llm.errors import ConfigError
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.kernels.choice import PageBackend, RowBackend
 from jaxrl_llm.models.lora import LoraConfig
 from jaxrl_llm.monitor.health import HealthConfig
 from jaxrl_llm.rewards.base import check_rewards
@@ -36,14 +38,22 @@ class ModelSource:
             PyPI), or "tiny-random" (random weights over bytes, for trying things out).
         dtype: of the trained parameters.
         remat: recompute layers in the backward pass: less memory, a third more work.
+        attention_backend: what computes attention over rows: "xla", a kernel ("splash" on a TPU,
+            "cudnn" or "triton" on a GPU), or "auto", the platform's kernel where it can serve.
     """
 
     path: str = "smollm2-135m-instruct"
     dtype: Literal["float32", "bfloat16"] = "float32"
     remat: bool = False
+    attention_backend: RowBackend = "auto"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", settled_name(self.path))
+
+
+def with_backend(model: ModelConfig, source: ModelSource, **changes: Any) -> ModelConfig:
+    """A model's traits, with what this run decides of them."""
+    return dataclasses.replace(model, attention_backend=source.attention_backend, **changes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +72,8 @@ class SamplerConfig:
         num_pages: pages in the pool, of each part of `mesh.data`; None takes just enough to fill
             every slot with prompt-sharing groups.
         mesh: data × tensor, of each process's devices; None: one device of each process.
+        attention_backend: what decodes over pages: "xla", a kernel ("mosaic" on a TPU, "triton" on
+            a GPU), or "auto", the platform's kernel where it can serve.
     """
 
     group_size: int = 8
@@ -74,6 +86,7 @@ class SamplerConfig:
     page_size: int = 16
     num_pages: int | None = None
     mesh: MeshConfig | None = None
+    attention_backend: PageBackend = "auto"
 
     def __post_init__(self) -> None:
         if not self.temperature < float("inf"):

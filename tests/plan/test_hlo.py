@@ -11,7 +11,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxrl_llm.plan.hlo import array_bytes, count
 
 # A module in the form in which the TPU compiler writes: products as convolutions, the trip count in
-# the loop's condition, one collective in two computations on one channel.
+# the loop's condition, one collective in two computations on one channel, a kernel's metadata over
+# several lines.
 TPU_TEXT = """HloModule jit_f, is_scheduled=true
 
 %body (p: (s32[], bf16[128,64])) -> (s32[], bf16[128,64]) {
@@ -19,10 +20,10 @@ TPU_TEXT = """HloModule jit_f, is_scheduled=true
   %i = s32[]{:T(128)} get-tuple-element(%p), index=0
   %x = bf16[128,64]{1,0:T(8,128)} get-tuple-element(%p), index=1
   %w = bf16[64,64]{1,0} constant({...})
-  %y = f32[128,64]{1,0:T(8,128)} convolution(%x, %w), dim_labels=bf_oi->bf
   %g = bf16[256,64]{1,0} all-gather(%x), channel_id=7, replica_groups=[2,2]<=[4], dimensions={0}
-  %k = bf16[128,64]{1,0} custom-call(%x, /*index=1*/%g), custom_call_target="tpu_custom_call"
-  ROOT %t = (s32[]{:T(128)}, bf16[128,64]{1,0:T(8,128)}) tuple(%i, %k)
+  %k.1 = bf16[128,64] custom-call(%x, /*index=1*/%g), custom_call_target="tpu_custom_call", METADATA
+  %y = f32[128,64]{1,0:T(8,128)} convolution(%x, %w), dim_labels=bf_oi->bf
+  ROOT %t = (s32[]{:T(128)}, bf16[128,64]{1,0:T(8,128)}) tuple(%i, %k.1)
 }
 
 %cond (p.1: (s32[], bf16[128,64])) -> pred[] {
@@ -43,7 +44,9 @@ ENTRY %main (a: bf16[128,64]) -> bf16[128,64] {
   %s2 = f32[16,16,1]{2,1,0} convolution(%q, %r), window={size=8}, dim_labels=0bf_0oi->bf0
   ROOT %out = bf16[128,64]{1,0} get-tuple-element(%loop), index=1
 }
-""".replace("WINDOW", "window={size=8 stride=7 lhs_dilate=8}")
+""".replace("WINDOW", "window={size=8 stride=7 lhs_dilate=8}").replace(
+    "METADATA", 'frontend_attributes={kernel={\n"blocks":"{128}"\n}}, metadata={op_name="k"}'
+)
 
 
 def test_a_loop_counts_as_often_as_its_condition_says():
@@ -52,7 +55,7 @@ def test_a_loop_counts_as_often_as_its_condition_says():
     batched = 2 * 8 * 16 * 16 * 32  # a product for each of 8, written as a dilated convolution
     summed = 2 * 16 * 16 * 32 * 8  # one product whose sum runs over the 8 as well
     assert counts.flops == 5 * body + batched + summed
-    assert counts.kernels == {"tpu_custom_call": 5.0}
+    assert counts.kernels == {"tpu_custom_call k": 5.0}
     assert counts.collectives == {"all-gather": (5.0, 5.0 * 256 * 64 * 2)}
     assert counts.open_loops == 0
 
@@ -60,7 +63,23 @@ def test_a_loop_counts_as_often_as_its_condition_says():
 def test_a_loop_without_a_known_end_counts_once_and_is_told_of():
     counts = count(TPU_TEXT.replace("direction=LT", "direction=NE"))
     assert counts.open_loops == 1
-    assert counts.kernels == {"tpu_custom_call": 1.0}
+    assert counts.kernels == {"tpu_custom_call k": 1.0}
+
+
+def test_a_sum_that_is_started_and_awaited_moves_its_result():
+    text = """HloModule jit_f, is_scheduled=true
+
+ENTRY %main (a: f32[128,64]) -> f32[128,64] {
+  %a = f32[128,64]{1,0} parameter(0)
+  %start = f32[128,64]{1,0} all-reduce-start(%a), channel_id=1, to_apply=%add
+  %sum = f32[128,64]{1,0} all-reduce-done(%start)
+  %both = (f32[32,64]{1,0}, f32[128,64]{1,0}) all-gather-start(%b), channel_id=2, dimensions={0}
+  %b = f32[32,64]{1,0} constant({...})
+  ROOT %whole = f32[128,64]{1,0} all-gather-done(%both)
+}
+"""
+    size = 128 * 64 * 4
+    assert count(text).collectives == {"all-reduce": (1.0, size), "all-gather": (1.0, size)}
 
 
 def test_a_loop_whose_counter_goes_by_two_runs_half_as_often():

@@ -108,6 +108,7 @@ def test_rows_hold_every_trained_token_once_after_its_own_prompt(layout, seed):
     parts = list(plan.micro_batches(rows))
     assert {part.tokens.shape for part in parts} == {(plan.micro, rows.tokens.shape[1])}
     assert sum(part.mask.sum() for part in parts) == samples.mask.sum()
+    prefix_ids = rows.prefix_ids if layout == "shared_prefix" else np.zeros_like(rows.segment_ids)
     seen = set()
     for row, column in zip(*np.nonzero(rows.mask), strict=True):
         sample, at = plan.sample[row, column], plan.column[row, column]
@@ -115,8 +116,7 @@ def test_rows_hold_every_trained_token_once_after_its_own_prompt(layout, seed):
         seen.add((sample, at))
         # What the token may see, in the order of positions, is its own sample up to itself …
         visible = (rows.segment_ids[row] == rows.segment_ids[row, column]) | (
-            (rows.segment_ids[row] == rows.prefix_ids[row, column])
-            & (rows.prefix_ids[row, column] > 0)
+            (rows.segment_ids[row] == prefix_ids[row, column]) & (prefix_ids[row, column] > 0)
         )
         visible &= rows.positions[row] <= rows.positions[row, column]
         order = np.flatnonzero(visible)[np.argsort(rows.positions[row][visible])]
