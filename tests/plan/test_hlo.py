@@ -83,11 +83,11 @@ ENTRY %main (a: f32[128,64]) -> f32[128,64] {
 
 
 def test_a_loop_whose_counter_goes_by_two_runs_half_as_often():
-    text = TPU_TEXT.replace("tuple(%i, %k)", "tuple(%next, %k)").replace(
+    text = TPU_TEXT.replace("tuple(%i, %k.1)", "tuple(%next, %k.1)").replace(
         "  %x = bf16", "  %two = s32[] constant(2)\n  %next = s32[] add(%i, %two)\n  %x = bf16"
     )
     assert text.count("%next") == 2
-    assert count(text).kernels == {"tpu_custom_call": 3.0}  # 0, 2 and 4 are less than 5
+    assert count(text).kernels == {"tpu_custom_call k": 3.0}  # 0, 2 and 4 are less than 5
 
 
 def test_bytes_of_shapes():
