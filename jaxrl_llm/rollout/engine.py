@@ -41,7 +41,9 @@ from jaxrl_llm.types import Rollout
 # Rows of every program are a multiple: XLA's CPU code for other numbers of rows, and for one row,
 # adds in another order, so a sample's last bits would depend on its company.
 ROW_MULTIPLE = 16
-FREE_SHARE = 16  # one slot of so many must be free before those who wait are let in
+# Those who wait are let in when their prompts fill a chunk, but not before the first and not after
+# the second of these shares of the slots is free.
+FREE_SHARES = (1 / 16, 1 / 10)
 STOP_STRING_STEPS = 8  # between two looks at the text, where stop strings are wanted
 WORTH_FEWER_ROWS = 16  # steps that must remain before the host turns to a program of fewer rows
 
@@ -244,7 +246,9 @@ class Engine:
         running = list(scheduler.running)
         rows, fewer = self._rows(len(running))
         if scheduler.has_waiting:
-            leave_at = len(running) - max(1, self.config.slots // FREE_SHARE)
+            least, most = (max(1, int(self.config.slots * share)) for share in FREE_SHARES)
+            filling = scheduler.startable(self.config.prefill_tokens)
+            leave_at = len(running) - min(max(filling, least), most)
         else:
             longest = max(sample.last_position - sample.position for sample in running)
             leave_at = fewer if longest >= WORTH_FEWER_ROWS else 0

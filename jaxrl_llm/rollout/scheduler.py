@@ -214,6 +214,21 @@ class Scheduler:
                 self._waiting.popleft()
         return admission
 
+    def startable(self, tokens: int) -> int:
+        """How many of those that wait can start with at most so many tokens to be prefilled."""
+        count = 0
+        for sample in self._preempted:
+            tokens -= sample.position
+            if tokens < 0:
+                return count
+            count += 1
+        for group in self._waiting:
+            tokens -= 0 if group.admitted else len(group.request.prompt.tokens)
+            if tokens < 0:
+                break
+            count += group.request.n - group.admitted
+        return count
+
     def grow(self) -> list[Sample]:
         """Room for the next `ahead` tokens of every running sample; those preempted for it."""
         preempted = []

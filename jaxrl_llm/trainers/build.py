@@ -35,6 +35,7 @@ from jaxrl_llm.text.tokenizer import Tokenizer
 from jaxrl_llm.trainers.critic import shared_optimizer
 from jaxrl_llm.trainers.evaluate import evaluate
 from jaxrl_llm.trainers.loop import Run
+from jaxrl_llm.trainers.offload import check_offload
 from jaxrl_llm.trainers.optimizers import make_optimizer, make_schedule
 from jaxrl_llm.trainers.policy import Form, TrainFunctions, make_train_functions
 from jaxrl_llm.trainers.quiet import shown
@@ -57,6 +58,8 @@ from jaxrl_llm.types import Prompt
 def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, Any]) -> Run:
     """A run that is ready for `loop.train`; `settings` is the config as JSON values."""
     make_mesh(config.mesh)  # refuses before the model is read
+    if config.train.offload:
+        check_offload()
     keep_base(directory, config.model.path)
     model = load(config.model.path, jnp.dtype(config.model.dtype))
     tokenizer = model.tokenizer.at_time(directory.date)
@@ -138,7 +141,8 @@ def build_trainer(
     if config.ref_mesh is not None:
         reference = reference_apart(config, algorithm, model_config, first, seed)
     elif algorithm.needs_ref:
-        reference = Reference(reference_weights(form, params), functions.logprobs, passes)
+        weights, base = reference_weights(form, params), form.lora is not None
+        reference = Reference(weights, functions.logprobs, passes, base)
     trained, frozen = split_weights(form, model_config, params, seed, place)
     updater = Updater(
         algorithm=algorithm,
@@ -165,6 +169,7 @@ def build_trainer(
         reward_parts=tuple(counting_rewards(config.rewards)),
         mask_truncated=train.mask_truncated,
         longest_row=sampler.max_prompt_tokens + sampler.max_new_tokens,
+        offload=train.offload,
     )
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from jaxrl_llm.rollout.engines import Sampler
 from jaxrl_llm.trainers.batching import pad_rollouts
 from jaxrl_llm.trainers.credit import credit
-from jaxrl_llm.trainers.memory import PeakMemory
+from jaxrl_llm.trainers.memory import PeakMemory, return_memory
 from jaxrl_llm.trainers.metrics import rollout_metrics
 from jaxrl_llm.trainers.rollouts import Rollouts, timed
 from jaxrl_llm.trainers.update import Reference, Updater
@@ -41,6 +41,7 @@ class RLTrainer:
         reward_parts: names of the rewards that count, in order.
         mask_truncated: completions that were cut off are judged and not trained on.
         longest_row: tokens that prompt and completion can have together.
+        offload: what only the update needs waits in the host's memory while the sampler runs.
         step: steps done.
         num_tokens: prompt and completion tokens seen since the run began.
     """
@@ -54,6 +55,7 @@ class RLTrainer:
     reward_parts: tuple[str, ...]
     mask_truncated: bool
     longest_row: int
+    offload: bool = False
     memory: PeakMemory = dataclasses.field(default_factory=PeakMemory)
     step: int = 0
     num_tokens: int = 0
@@ -63,7 +65,9 @@ class RLTrainer:
         source, updater, algorithm = self.source, self.updater, self.updater.algorithm
         times: dict[str, float] = {}
         start = time.perf_counter()
+        return_memory()
         self.memory.begin()
+        self.make_room()
 
         # ── 1 · prompts and rollouts: B prompts × G samples, in order, judged as they finish ──────
         collected = source.collect(self.step, times)
@@ -84,6 +88,8 @@ class RLTrainer:
 
         # ── 3 · rows, and the log-probabilities that the algorithm needs before the update ────────
         self.engine.release()  # until it gets new weights, its memory is the update's
+        return_memory()
+        self.wake()
         with timed(times, "logprobs"):
             batch = pad_rollouts(
                 rollouts, longest=self.longest_row, mask_truncated=self.mask_truncated
@@ -111,10 +117,23 @@ class RLTrainer:
             metrics |= updater.run(batch, self.step)
 
         # ── 6 · the sampler gets the new weights ──────────────────────────────────────────────────
+        self.make_room()
         with timed(times, "sampling"):
             self.step += 1
             self.engine.set_params(self.to_sampler(updater.merged()), self.step)
         return self.finished(metrics, times, start), rollouts
+
+    def make_room(self) -> None:
+        """For the sampler."""
+        for model in (self.updater, self.reference) if self.offload else ():
+            if model is not None:
+                model.rest()
+
+    def wake(self) -> None:
+        """What gave way to the sampler comes back."""
+        for model in (self.updater, self.reference) if self.offload else ():
+            if model is not None:
+                model.wake()
 
     def finished(
         self, metrics: dict[str, float], times: dict[str, float], start: float

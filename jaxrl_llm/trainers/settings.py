@@ -135,6 +135,8 @@ class TrainConfig:
             repeated in another row. None: 1,024, or the longest sample.
         micro_tokens: tokens, padding included, whose gradient is computed at once; changes memory
             and speed, never the result.
+        offload: while the sampler runs, optimiser state, critic and reference wait in the host's
+            memory; changes memory and speed, never the result. Not for CPUs.
         reward_workers: processes that judge finished rollouts while others are still sampled, for
             rewards that judge each rollout by itself (`judges_alone`); 0 judges all of them after
             sampling; None: one for each CPU, 8 at most.
@@ -152,6 +154,7 @@ class TrainConfig:
     layout: Layout = "shared_prefix"
     row_tokens: int | None = None
     micro_tokens: int = 1024
+    offload: bool = False
     reward_workers: int | None = None
     seed: int | None = None
     eval_every: int = 10

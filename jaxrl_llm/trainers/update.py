@@ -18,6 +18,7 @@ from jaxrl_llm.models.placement import FREE, Place
 from jaxrl_llm.trainers.batching import count_targets
 from jaxrl_llm.trainers.critic import Critic, value_metrics
 from jaxrl_llm.trainers.metrics import Sums
+from jaxrl_llm.trainers.offload import to_devices, to_host
 from jaxrl_llm.trainers.passes import Passes
 from jaxrl_llm.trainers.policy import (
     Form,
@@ -46,6 +47,7 @@ class Updater:
         kl_coef, entropy_coef: the current values of coefficients that adapt.
         critic: of the algorithms that have one; learns beside the policy.
         place: where the policy lives.
+        resting: whether what only an update needs is in the host's memory.
     """
 
     algorithm: Algorithm
@@ -61,6 +63,7 @@ class Updater:
     applied_entropy_coef: float
     critic: Critic | None = None
     place: Place = FREE
+    resting: bool = False
 
     @property
     def params(self) -> Any:
@@ -79,9 +82,26 @@ class Updater:
 
     @property
     def state(self) -> Any:
-        """Everything of the models that a checkpoint holds."""
+        """Everything of the models that a checkpoint holds; it wakes them."""
+        self.wake()
         policy = taken(self.policy, self.place)
         return policy if self.critic is None else {"policy": policy, "critic": self.critic.saved}
+
+    def rest(self) -> None:
+        """Optimiser state and critic to the host's memory, until `wake`."""
+        self.resting = True
+        self.policy = self.policy.replace(opt_state=to_host(self.policy.opt_state))
+        if self.critic is not None:
+            self.critic.state = to_host(self.critic.state)
+
+    def wake(self) -> None:
+        """All of it on the devices again."""
+        if not self.resting:
+            return
+        self.resting = False
+        self.policy = to_devices(self.policy)
+        if self.critic is not None:
+            self.critic.state = to_devices(self.critic.state)
 
     @state.setter
     def state(self, state: Any) -> None:
@@ -204,7 +224,7 @@ class Updater:
             )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Reference:
     """A policy that stays, and says how likely it finds samples.
 
@@ -212,15 +232,25 @@ class Reference:
         weights: as of `policy.Form`.
         compiled: `TrainFunctions.logprobs`, where the weights live.
         passes: how samples come there.
+        base: whether the weights are those under the policy's adapter, which stay where they are.
     """
 
     weights: Weights
     compiled: Callable
     passes: Passes
+    base: bool = False
 
     def logprobs(self, samples: Batch) -> np.ndarray:
         """Log-probabilities of the trained tokens of samples, [N, T]."""
         return self.passes.values(samples, functools.partial(self.compiled, self.weights))[0]
+
+    def rest(self) -> None:
+        """Its weights to the host's memory, until `wake`."""
+        self.weights = self.weights if self.base else to_host(self.weights)
+
+    def wake(self) -> None:
+        """All of it on the devices again."""
+        self.weights = self.weights if self.base else to_devices(self.weights)
 
 
 @functools.partial(jax.jit, static_argnums=0)

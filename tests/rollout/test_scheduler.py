@@ -61,6 +61,16 @@ def test_page_need():
     assert PageNeed.of(8, 5, 4).least(2) == 3
 
 
+def test_how_many_can_start_with_so_many_tokens_of_prompts():
+    scheduler = Scheduler(slots=2, page_size=4, num_pages=64)
+    for uid, (tokens, n) in enumerate([(10, 3), (7, 1), (5, 2)]):
+        scheduler.add(request(tokens, 5, n=n, uid=uid))
+    counts = {9: 0, 10: 3, 16: 3, 17: 4, 21: 4, 22: 6, 99: 6}
+    assert {tokens: scheduler.startable(tokens) for tokens in counts} == counts
+    scheduler.admit()  # two of the first three: the third costs no prompt
+    assert [scheduler.startable(tokens) for tokens in (0, 6, 7, 12)] == [1, 1, 2, 4]
+
+
 def test_siblings_share_full_prompt_pages_and_own_the_rest():
     scheduler = Scheduler(slots=4, page_size=4, num_pages=64)
     scheduler.add(request(10, 5, n=3))

@@ -6,6 +6,7 @@ import dataclasses
 import pathlib
 
 import jax
+import numpy as np
 import pytest
 
 from jaxrl_llm.algorithms.presets import AlgoConfig
@@ -15,6 +16,7 @@ from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.models.lora import LoraConfig
 from jaxrl_llm.sharding.mesh import MeshConfig
 from jaxrl_llm.trainers.build import build_data, build_trainer
+from jaxrl_llm.trainers.offload import check_offload
 
 CONFIG = load_config(pathlib.Path(__file__).with_name("ppo_digits.py"))[1]
 
@@ -34,6 +36,31 @@ def lies(tree):
         for shard in leaf.addressable_shards:
             held[shard.device.id] = held.get(shard.device.id, 0) + shard.data.nbytes
     return sorted(held), max(held.values()) / whole
+
+
+def test_what_waits_in_the_hosts_memory_comes_back_unchanged():
+    algo = AlgoConfig(name="ppo", kl_coef=0.05)
+    config = dataclasses.replace(CONFIG, algo=algo, mesh=MeshConfig(data=1))
+    after = {}
+    for offload in (False, True):
+        train = dataclasses.replace(config.train, offload=offload, reward_workers=0)
+        trainer = build(dataclasses.replace(config, train=train))
+        rests = "pinned_host" if offload else "device"
+        for _ in range(2):
+            trainer.train_step()
+            updater = trainer.updater
+            waiting = updater.policy.opt_state, updater.critic.state, trainer.reference.weights
+            assert {x.sharding.memory_kind for x in jax.tree.leaves(waiting)} == {rests}
+            assert {x.sharding.memory_kind for x in jax.tree.leaves(updater.params)} == {"device"}
+        after[offload] = trainer.updater.state
+        kinds = {x.sharding.memory_kind for x in jax.tree.leaves(after[offload])}
+        assert kinds == {"device"}
+    jax.tree.map(np.testing.assert_array_equal, after[False], after[True])
+
+
+def test_a_cpu_has_no_memory_beside_the_hosts():
+    with pytest.raises(ConfigError, match="offload has no effect on a CPU"):
+        check_offload()
 
 
 def test_every_role_lies_on_its_mesh():
