@@ -23,22 +23,41 @@ from jaxrl_llm.models.hf_config import config_from_hf
 from jaxrl_llm.plan.compile import compile_programs
 from jaxrl_llm.plan.hardware import parse_topology
 from jaxrl_llm.plan.memory import GRADIENTS, Memory, plan_memory
+from jaxrl_llm.plan.programs import UPDATE
 from jaxrl_llm.plan.workload import Workload
 from jaxrl_llm.sharding.mesh import MeshConfig
 from jaxrl_llm.trainers.optimizers import OptimizerConfig
 
 GOLDEN = pathlib.Path(__file__).parent.parent / "tests" / "golden"
 USUAL = {"dtype": "bfloat16", "remat": True, "micro": 64, "width": 256, "targets": 192}
-# name → (model, mesh of eight devices, what is not usual)
-PAIRS: dict[str, tuple[str, dict, dict]] = {
-    "llama-data": ("meta-llama/Llama-3.2-1B", {"data": 8}, {"remat": False}),
-    "llama-fsdp": ("meta-llama/Llama-3.1-8B", {"data": 1, "fsdp": 8}, {}),
-    "llama-tensor": ("meta-llama/Llama-3.1-8B", {"data": 2, "fsdp": 2, "tensor": 2}, {}),
-    "qwen3-fsdp": ("Qwen/Qwen3-8B", {"data": 2, "fsdp": 4}, {}),
-    "qwen3-tensor": ("Qwen/Qwen3-0.6B", {"data": 1, "fsdp": 2, "tensor": 4}, {"remat": False}),
-    "gemma2-fsdp": ("google/gemma-2-2b", {"data": 2, "fsdp": 4}, {}),
+EIGHT = "v5p:2x2x2"
+# name → (model, topology, mesh, what is not usual)
+PAIRS: dict[str, tuple[str, str, dict, dict]] = {
+    "llama-data": ("meta-llama/Llama-3.2-1B", EIGHT, {"data": 8}, {"remat": False}),
+    "llama-fsdp": ("meta-llama/Llama-3.1-8B", EIGHT, {"data": 1, "fsdp": 8}, {}),
+    "llama-tensor": (
+        "meta-llama/Llama-3.1-8B",
+        EIGHT,
+        {"data": 2, "fsdp": 2, "tensor": 2},
+        {},
+    ),
+    "llama-long": (
+        "meta-llama/Llama-3.1-8B",
+        "v5e:4x4",
+        {"data": 1, "fsdp": 16},
+        {"micro": 16, "width": 1152, "targets": 768},
+    ),
+    "qwen3-fsdp": ("Qwen/Qwen3-8B", EIGHT, {"data": 2, "fsdp": 4}, {}),
+    "qwen3-tensor": (
+        "Qwen/Qwen3-0.6B",
+        EIGHT,
+        {"data": 1, "fsdp": 2, "tensor": 4},
+        {"remat": False},
+    ),
+    "gemma2-fsdp": ("google/gemma-2-2b", EIGHT, {"data": 2, "fsdp": 4}, {}),
     "gemma2-tensor": (
         "google/gemma-2-2b",
+        EIGHT,
         {"data": 2, "fsdp": 2, "tensor": 2},
         {"remat": False},
     ),
@@ -73,22 +92,21 @@ def make_load(model: ModelConfig, sizes: dict) -> Workload:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=pathlib.Path, required=True)
-    parser.add_argument("--topology", default="v5p:2x2x2", help="of eight devices")
     parser.add_argument("--only", choices=PAIRS, nargs="*", help="measure these anew")
     parser.add_argument("--show", action="store_true", help="measure nothing, print what is known")
     args = parser.parse_args()
     known = json.loads(args.out.read_text())["pairs"] if args.out.exists() else {}
     for name in () if args.show else args.only or PAIRS:
-        model, mesh, changes = PAIRS[name]
+        model, topology, mesh, changes = PAIRS[name]
         sizes, layout = USUAL | changes, MeshConfig(**mesh)
-        topology, load = parse_topology(args.topology), make_load(public(model), sizes)
-        (update,) = compile_programs(load, topology, layout, only=("update",))
+        load = make_load(public(model), sizes)
+        (update,) = compile_programs(load, parse_topology(topology), layout, only=(UPDATE,))
         if update.error:
             print(f"{name}: {update.error}")
             continue
         known[name] = {
             "model": model,
-            "topology": args.topology,
+            "topology": topology,
             "mesh": mesh,
             "sizes": sizes,
             "peak": update.at_peak,
@@ -106,7 +124,8 @@ def show(name: str, pair: dict) -> None:
     """A row of the table in Markdown, and the terms of the estimate."""
     layout, load = MeshConfig(**pair["mesh"]), make_load(public(pair["model"]), pair["sizes"])
     memory, peak, flops = plan_memory(load, layout), pair["peak"], pair["flops"]
-    ours, computed = update_peak(memory), load.update_passes[-1].computed_flops / 8
+    ours, computed = update_peak(memory), load.update_passes[-1].computed_flops
+    computed /= layout.data * layout.fsdp * layout.tensor
     print(
         f"| {name} | {peak / 2**30:.2f} | {ours / 2**30:.2f} | {ours / peak - 1:+.1%} "
         f"| {flops / 1e12:.2f} | {computed / 1e12:.2f} | {computed / flops - 1:+.1%} |",
