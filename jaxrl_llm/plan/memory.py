@@ -28,6 +28,7 @@ from jaxrl_llm.sharding.mesh import AXES, MeshConfig
 from jaxrl_llm.sharding.rules import ZERO, Kind, mesh_axes
 
 WIDE = 4  # bytes of a float32
+MAY_WAIT = ("optimiser", "critic", "reference")  # in the host's memory while the sampler runs
 GRADIENTS = ("output head", "layers", "embedding")  # phases of computing gradients
 
 
@@ -38,16 +39,25 @@ class Memory:
     Attributes:
         resident: what is there all the time, by name.
         phases: what each phase of a step adds to that, by name.
+        away: names of what waits in the host's memory while the sampler runs.
     """
 
     resident: dict[str, float]
     phases: dict[str, dict[str, float]]
+    away: tuple[str, ...] = ()
+
+    def lying(self, phase: str) -> dict[str, float]:
+        """What of the resident terms is on the device in a phase."""
+        away = self.away if phase == "sampling" else ()
+        return {name: size for name, size in self.resident.items() if name not in away}
 
     @property
     def totals(self) -> dict[str, float]:
         """What each phase needs in all."""
-        always = sum(self.resident.values())
-        return {phase: always + sum(terms.values()) for phase, terms in self.phases.items()}
+        return {
+            phase: sum(self.lying(phase).values()) + sum(terms.values())
+            for phase, terms in self.phases.items()
+        }
 
     @property
     def peak(self) -> float:
@@ -56,7 +66,7 @@ class Memory:
     def terms(self, phases: Sequence[str] = ()) -> dict[str, float]:
         """The terms of the greediest phase, of all or of some, largest first."""
         phase = max(phases or self.phases, key=self.totals.__getitem__)
-        terms = self.resident | self.phases[phase]
+        terms = self.lying(phase) | self.phases[phase]
         return dict(sorted(terms.items(), key=lambda item: -item[1]))
 
 
@@ -69,11 +79,9 @@ def plan_memory(load: Workload, layout: MeshConfig, sampler_tensor: int = 1) -> 
     size = load.itemsize
     params = tree_bytes(load.model, layout, "parameters", size)
     moments = 2 * tree_bytes(load.model, layout, "optimizer", size)
-    learners = 2 if load.critic else 1
-    resident = {
-        "parameters": learners * params,
-        "optimiser": learners * moments,
-    }
+    resident = {"parameters": params, "optimiser": moments}
+    if load.critic:
+        resident["critic"] = params + moments
     if load.frozen:
         resident["reference"] = load.frozen * params
     phases = update_phases(load, layout)
@@ -88,7 +96,7 @@ def plan_memory(load: Workload, layout: MeshConfig, sampler_tensor: int = 1) -> 
         resident["sampler's weights"] = tree_bytes(load.model, whole, "parameters", size)
         resident["KV pages"] = kv_bytes(load, sampler_tensor, layout)
         phases["sampling"] = {"decoding": decode_bytes(load, sampler_tensor, layout)}
-    return Memory(resident, phases)
+    return Memory(resident, phases, MAY_WAIT if load.offload else ())
 
 
 def state_bytes_per_param(dtype: str) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from jaxrl_llm.plan.compile import Compiled
 from jaxrl_llm.plan.hardware import Topology
-from jaxrl_llm.plan.memory import GRADIENTS, Memory
+from jaxrl_llm.plan.memory import GRADIENTS, MAY_WAIT, Memory
 from jaxrl_llm.plan.programs import APPLY, DECODE, LOGPROBS, PREFILL, UPDATE
 from jaxrl_llm.plan.workload import Workload
 from jaxrl_llm.sharding.mesh import MeshConfig
@@ -85,6 +85,9 @@ def judge(
     knob = None
     if peak > limit:
         knobs = {term: term_knob(term, load, topology, layout, sampler_tensor) for term in terms}
+        if PHASES.get(phase, (phase,)) == ("sampling",) and topology.chip.kind != "cpu":
+            waits = {} if load.offload else dict.fromkeys(MAY_WAIT, "--train.offload=True")
+            knobs |= {term: knob for term, knob in waits.items() if term in terms}
         stays = sum(size for term, size in terms.items() if knobs[term] is None)
         helps = [knob for knob in knobs.values() if knob is not None and stays <= limit]
         knob = helps[0] if helps else "more chips"
@@ -97,8 +100,8 @@ def compiled_peaks(memory: Memory, programs: Sequence[Compiled]) -> dict[str, fl
     for program in programs:
         if program.name in _HELD and (program.error is None or program.used is not None):
             held = _HELD[program.name]
-            # A second model that learns has its own parameters, and its own turn.
-            beside = sum(v for name, v in memory.resident.items() if name not in held)
+            lying = memory.lying(PHASES[program.name][0])
+            beside = sum(size for name, size in lying.items() if name not in held)
             peaks[program.name] = beside + program.peak
     return peaks
 

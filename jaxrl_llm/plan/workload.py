@@ -66,6 +66,7 @@ class Workload:
         algo: the algorithm, for compiling its loss; None outside reinforcement learning.
         group_size: samples of a prompt.
         temperature: τ.
+        offload: what only the update needs waits in the host's memory while the sampler runs.
         shared: whether rows hold prompts that several completions share.
     """
 
@@ -93,6 +94,7 @@ class Workload:
     algo: AlgoConfig | None = None
     group_size: int = 1
     temperature: float = 1.0
+    offload: bool = False
     shared: bool = True
 
     @property
@@ -199,6 +201,7 @@ def _rl_workload(config: RLConfig, model: ModelConfig, row_multiple: int) -> Wor
         algo=algo,
         group_size=sampler.group_size,
         temperature=sampler.temperature,
+        offload=train.offload,
         shared=train.layout == "shared_prefix",
     )
 

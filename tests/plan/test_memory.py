@@ -86,5 +86,12 @@ def test_a_reference_and_a_critic_are_more_models():
     plain = plan_memory(workload(LLAMA), ONE).resident
     both = plan_memory(workload(LLAMA, frozen=1, critic=True), ONE).resident
     assert both["reference"] == plain["parameters"]
-    assert both["parameters"] == 2 * plain["parameters"]
-    assert both["optimiser"] == 2 * plain["optimiser"]
+    assert both["critic"] == plain["parameters"] + plain["optimiser"]
+
+
+def test_what_waits_in_the_host_s_memory_leaves_room_for_the_sampler():
+    roles = {"frozen": 1, "critic": True}
+    here, away = (plan_memory(workload(LLAMA, offload=x, **roles), ONE) for x in (False, True))
+    gone = sum(here.resident[name] for name in ("optimiser", "critic", "reference"))
+    assert here.totals["sampling"] - away.totals["sampling"] == pytest.approx(gone)
+    assert away.totals["layers"] == here.totals["layers"]

@@ -11,7 +11,7 @@ from plan_loads import LLAMA, public, workload
 from jaxrl_llm.plan.compile import Compiled
 from jaxrl_llm.plan.costing import exchanged_bytes, make_bill
 from jaxrl_llm.plan.hardware import parse_topology
-from jaxrl_llm.plan.memory import plan_memory
+from jaxrl_llm.plan.memory import MAY_WAIT, Memory, plan_memory
 from jaxrl_llm.plan.search import choose_sampler, layouts, search
 from jaxrl_llm.plan.verdict import ROOM, judge
 from jaxrl_llm.sharding.mesh import MeshConfig
@@ -68,6 +68,17 @@ def test_what_does_not_fit_names_a_knob_that_helps():
     better = MeshConfig(data=1, fsdp=16)
     load = large_load(better)
     assert judge(load, topology, better, plan_memory(load, better, 16), 16).peak < verdict.peak / 3
+
+
+def test_a_sampler_that_lacks_room_sends_others_to_the_host():
+    topology, layout, load = parse_topology("v5e:2x2"), MeshConfig(data=4), workload(LLAMA)
+    small = dataclasses.replace(topology, chip=dataclasses.replace(topology.chip, memory=12))
+    resident = {"parameters": 1.0, "optimiser": 6.0, "KV pages": 2.0}
+    phases = {"layers": {"activations": 1.0}, "sampling": {"decoding": 4.0}}
+    full = judge(load, small, layout, Memory(resident, phases), 1)
+    assert (full.phase, full.knob, full.fits) == ("sampling", "--train.offload=True", False)
+    turned = dataclasses.replace(load, offload=True)
+    assert judge(turned, small, layout, Memory(resident, phases, MAY_WAIT), 1).fits
 
 
 def test_the_compiler_s_word_counts_where_there_is_one():
