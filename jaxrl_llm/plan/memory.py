@@ -85,11 +85,11 @@ def plan_memory(load: Workload, layout: MeshConfig, sampler_tensor: int = 1) -> 
     if load.frozen:
         resident["reference"] = load.frozen * params
     phases = update_phases(load, layout)
-    narrow = tree_bytes(load.model, layout, "gradients", size)
-    # The state is donated; what is left are the gradients in the parameters' dtype and the changes.
+    # The state is donated and changed in place. Gradients wait in its dtype for their norm, unless
+    # the compiler would rather form them twice, as the TPU's does.
     phases["optimiser"] = {
         "gradient sums": tree_bytes(load.model, layout, "gradients", WIDE),
-        "changes": narrow + (params if size < WIDE else 0),
+        "gradients": tree_bytes(load.model, layout, "gradients", size),
     }
     if load.sampler is not None:
         whole = MeshConfig(data=1, tensor=sampler_tensor)
