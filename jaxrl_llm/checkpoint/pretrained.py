@@ -24,6 +24,7 @@ from jaxrl_llm.checkpoint.gguf_file import GGUFFile
 from jaxrl_llm.errors import ModelError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Params, init_params
+from jaxrl_llm.sharding.reshard import reshard
 from jaxrl_llm.text import tokenizer as tokenizers
 from jaxrl_llm.text.files import settled_path, user_path
 from jaxrl_llm.text.gguf_vocabulary import from_gguf
@@ -103,7 +104,8 @@ def load(
     where = resolve(name_or_path)
     if where.kind == "random":
         params = init_params(TINY_CONFIG, jax.random.key(0), dtype)
-        params = params if shardings is None else jax.device_put(params, shardings)
+        if shardings is not None:
+            params = jax.tree.map(reshard, params, shardings)
         return Pretrained(TINY_CONFIG, params, tokenizers.bytes_tokenizer(), where)
     if where.kind == "gguf":
         file = GGUFFile(where.path)

@@ -23,9 +23,9 @@ from jax.sharding import Mesh, NamedSharding
 from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.models.axes import axis_sizes, tree_axes
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.sharding.mesh import MeshConfig, make_mesh, nearest, row_parts, rows
+from jaxrl_llm.sharding.mesh import MeshConfig, make_mesh, nearest, row_parts, rows, usable
 from jaxrl_llm.sharding.pipeline import stage_layers, unstage_layers
-from jaxrl_llm.sharding.reshard import reshard, same
+from jaxrl_llm.sharding.reshard import Later, now, reshard, same
 from jaxrl_llm.sharding.rules import MAY_STAY_WHOLE, TABLE, ZERO, Kind, spec
 
 
@@ -60,7 +60,7 @@ class Placement:
             ConfigError: the mesh does not fit the devices or the model; names the nearest that do.
         """
         mesh = make_mesh(layout, devices, name)
-        check_fit(layout, model, len(jax.devices() if devices is None else devices), name)
+        check_fit(layout, model, len(usable(layout, devices, name)), name)
         model = dataclasses.replace(model, microbatches=layout.in_flight)
         return cls(mesh, layout, model)
 
@@ -133,6 +133,18 @@ class Placement:
             onto = self.shardings(jax.eval_shape(self.unstage, tree), kind)
         return self._move(tree, onto, "round")
 
+    def take_later(self, tree: Any) -> Any:
+        """As `take`, each array when it is asked for (`sharding.reshard.now`)."""
+
+        def later(path: tuple[Any, ...], x: Any) -> Later:
+            def make() -> jax.Array:
+                one = functools.reduce(lambda inside, key: {key.key: inside}, path[::-1], now(x))
+                return jax.tree.leaves(self.take(one))[0]
+
+            return Later(make)
+
+        return jax.tree_util.tree_map_with_path(later, tree)
+
     def put_rows(self, tree: Any) -> Any:
         """Arrays [N, …] with their rows split over the mesh: of several processes each hands the
         rows of its own devices over."""
@@ -198,6 +210,9 @@ class Free:
         return tree
 
     def take(self, tree: Any, kind: Kind = "parameters") -> Any:
+        return tree
+
+    def take_later(self, tree: Any) -> Any:
         return tree
 
 

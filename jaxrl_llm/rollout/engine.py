@@ -35,7 +35,7 @@ from jaxrl_llm.rollout.programs import Drawn, decode, prefill
 from jaxrl_llm.rollout.sampling import SamplingParams
 from jaxrl_llm.rollout.scheduler import Admission, Request, Sample, Scheduler, check_pages
 from jaxrl_llm.rollout.settings import EngineConfig, EngineStats, default_pool
-from jaxrl_llm.rollout.weights import Form, pack
+from jaxrl_llm.rollout.weights import Form, cast, pack
 from jaxrl_llm.types import Rollout
 
 # Rows of every program are a multiple: XLA's CPU code for other numbers of rows, and for one row,
@@ -52,8 +52,7 @@ __all__ = ["Engine", "EngineConfig", "EngineStats", "Request", "SamplingParams"]
 
 @functools.partial(jax.jit, static_argnames=("form", "dtype"))
 def _pack(params: Params, form: Form, dtype: str | None) -> Params:
-    cast = (lambda x: x.copy()) if dtype is None else (lambda x: x.astype(dtype))
-    return pack(jax.tree.map(cast, params), form)
+    return pack(cast(params, dtype), form)
 
 
 class Engine:
@@ -129,8 +128,12 @@ class Engine:
         if self._prefixes:
             self._prefixes.clear()
         self._params = None
-        self._params = _pack(params, self._form, self._dtype)
+        self._params = self._packed(params)
         self.version = version
+
+    def _packed(self, params: Params) -> Params:
+        """The engine's own copy of parameters."""
+        return _pack(params, self._form, self._dtype)
 
     def release(self) -> None:
         """Free weights, pages and their view until the next `set_params`: room for an update.

@@ -31,7 +31,9 @@ from jaxrl_llm.models.placement import Placement
 from jaxrl_llm.models.transformer import Params
 from jaxrl_llm.rollout.engine import Engine, Request
 from jaxrl_llm.rollout.settings import EngineConfig
+from jaxrl_llm.rollout.weights import Form, cast, pack_layers, pack_rest, together
 from jaxrl_llm.sharding.mesh import MeshConfig, make_mesh
+from jaxrl_llm.sharding.reshard import now
 from jaxrl_llm.sharding.rules import spec
 from jaxrl_llm.types import Rollout
 
@@ -49,8 +51,21 @@ class SplitEngine(Engine):
         )
         self._make_pages = jax.jit(self._make_pages, out_shardings=NamedSharding(place.mesh, heads))
 
-    def set_params(self, params: Params, version: int) -> None:
-        super().set_params(self.place.put(params), version)
+    def _packed(self, params: Params) -> Params:
+        """Group by group of arrays, whose stacked form is gone when the next one comes: no device
+        ever holds parameters twice. Leaves may be `sharding.reshard.Later`."""
+        stacked, how = params["layers"], {"form": self._form, "dtype": self._dtype}
+        rest = {name: leaf for name, leaf in params.items() if name != "layers"}
+        packed = _pack_rest(self._here(rest), **how)
+        layers: tuple[dict[str, Any], ...] = ({},) * self.model_config.num_layers
+        for names in together(stacked):
+            part = self._here({"layers": {name: stacked[name] for name in names}})
+            packed_part = _pack_layers(part["layers"], **how)
+            layers = tuple({**a, **b} for a, b in zip(layers, packed_part, strict=True))
+        return {**packed, "layers": layers}
+
+    def _here(self, tree: Any) -> Any:
+        return self.place.put(jax.tree.map(now, tree))
 
     def _generate(self, requests: list[Request]) -> Iterator[Rollout]:
         # A mesh is set for a thread: whoever takes the rollouts should not find it set.
@@ -64,6 +79,16 @@ class SplitEngine(Engine):
                 yield rollout
         finally:
             steps.close()
+
+
+@functools.partial(jax.jit, static_argnames=("form", "dtype"))
+def _pack_rest(rest: Params, form: Form, dtype: str | None) -> Params:
+    return pack_rest(cast(rest, dtype), form)
+
+
+@functools.partial(jax.jit, static_argnames=("form", "dtype"))
+def _pack_layers(layers: Any, form: Form, dtype: str | None) -> tuple[dict[str, Any], ...]:
+    return pack_layers(cast(layers, dtype), form)
 
 
 class Engines:
@@ -94,7 +119,11 @@ class Engines:
         return self.engines[0].version
 
     def set_params(self, params: Params, version: int) -> None:
-        """New weights for all, one engine after the other; as `Engine.set_params`."""
+        """New weights for all, one engine after the other; as `Engine.set_params`.
+
+        Args:
+            params: on any devices; leaves may be `sharding.reshard.Later`.
+        """
         for engine in self.engines:
             engine.set_params(params, version)
 
@@ -155,7 +184,7 @@ def engine_places(
     """
     check_layout(layout, name)
     grid = make_mesh(layout, list(devices or jax.local_devices()), name).devices
-    own = dataclasses.replace(layout, data=1)
+    own = dataclasses.replace(layout, data=1, devices=None)
     return [
         Placement.make(own, model_config, part, name)
         for part in grid.reshape(-1, layout.tensor).tolist()
@@ -169,13 +198,13 @@ def engine_share(config: EngineConfig, engines: int) -> EngineConfig:
 
 def check_layout(layout: MeshConfig, name: str = "sampler.mesh") -> None:
     """Raises ConfigError for what a sampler is not split over."""
-    if layout != MeshConfig(data=layout.data, tensor=layout.tensor):
+    if layout != MeshConfig(data=layout.data, tensor=layout.tensor, devices=layout.devices):
         raise ConfigError(
             f"{name} is data × tensor",
             got=", ".join(
                 f"{field.name} {getattr(layout, field.name)}"
                 for field in dataclasses.fields(layout)
-                if getattr(layout, field.name) != field.default
+                if getattr(layout, field.name) != field.default and field.name != "devices"
             ),
             hint=f"--{name}.data and --{name}.tensor alone",
         )

@@ -16,6 +16,7 @@ on how many others are decoded with it.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import jax
@@ -24,7 +25,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers import accumulation_dtype
-from jaxrl_llm.models.transformer import Params, output_head, unstack_layers
+from jaxrl_llm.models.transformer import Params, output_head
 
 HEAD_ROWS = 32  # beyond which logits cost more to turn round than the product saves
 LEFT_ROWS = 64  # beyond which rows · Wᵀ is the faster product
@@ -41,12 +42,33 @@ def pack(params: Params, form: Form) -> Params:
     `form`: "plain" arrays; "left", packed for products from the left; "int8", each row of a matrix
     rounded to 8 bits with a scale of its own (biases, norms, experts and the embedding are not).
     """
-    params = unstack_layers(params)
-    if form == "plain":
-        return params
-    layers = tuple(_pack_layer(layer, form) for layer in params["layers"])
-    head = _quantize(output_head(params)) if form == "int8" else None
-    return {**params, "layers": layers, **({"packed_head": head} if head is not None else {})}
+    rest = {name: leaf for name, leaf in params.items() if name != "layers"}
+    return {**pack_rest(rest, form), "layers": pack_layers(params["layers"], form)}
+
+
+def pack_rest(rest: Params, form: Form) -> Params:
+    """`pack` of what does not belong to a layer."""
+    return {**rest, "packed_head": _quantize(output_head(rest))} if form == "int8" else rest
+
+
+def pack_layers(layers: dict[str, Any], form: Form) -> tuple[dict[str, Any], ...]:
+    """`pack` of stacked layers, or of whole groups of their arrays (`together`)."""
+    count = jax.tree.leaves(layers)[0].shape[0]
+    split = (jax.tree.map(lambda x, i=i: x[i], layers) for i in range(count))
+    return tuple(layer if form == "plain" else _pack_layer(layer, form) for layer in split)
+
+
+def together(names: Iterable[str]) -> list[tuple[str, ...]]:
+    """Names of a layer's arrays in the groups that `pack_layers` can take by themselves."""
+    names = list(names)
+    groups = [tuple(n for n in group if n in names) for group in GROUPS.values()]
+    grouped = {name for group in groups for name in group}
+    return [group for group in groups if group] + [(n,) for n in names if n not in grouped]
+
+
+def cast(params: Any, dtype: str | None) -> Any:
+    """A copy, in another type unless that is None; inside `jit`."""
+    return jax.tree.map(lambda x: x.copy() if dtype is None else x.astype(dtype), params)
 
 
 def view_head(params: Params, form: Form) -> Params:
@@ -61,6 +83,8 @@ def view_head(params: Params, form: Form) -> Params:
 def _pack_layer(layer: dict[str, Any], form: Form) -> dict[str, Any]:
     out = dict(layer)
     for group, names in GROUPS.items():
+        if any(name not in layer for name in names):
+            continue
         matrices = [layer[name] for name in names]
         if any(not isinstance(w, jax.Array) or w.ndim != 2 for w in matrices):
             continue  # experts, adapters: as they are

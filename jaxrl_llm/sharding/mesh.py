@@ -35,6 +35,8 @@ class MeshConfig:
             shorter runs of layers: a smaller bubble for more transfers.
         microbatches: pieces of each batch of rows that are on their way through the stages; None
             with a pipeline: twice as many as stages.
+        devices: (first, count) of the devices of each process that the mesh lies on, so that roles
+            can be apart: "0,4" and "4,4". None: all.
     """
 
     data: int = -1
@@ -44,8 +46,15 @@ class MeshConfig:
     zero: Literal[1, 2, 3] = 3
     rounds: int = 1
     microbatches: int | None = None
+    devices: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
+        if self.devices is not None and (self.devices[0] < 0 or self.devices[1] < 1):
+            raise ConfigError(
+                "mesh.devices is not a range of devices",
+                got=self.devices,
+                expected="(first, count), from 0 on and at least one",
+            )
         for name in ("data", "fsdp", "pipeline", "tensor", "rounds"):
             size = getattr(self, name)
             if size < 1 and not (name == "data" and size == -1):
@@ -91,7 +100,8 @@ class MeshConfig:
 def make_mesh(
     config: MeshConfig, devices: list[jax.Device] | None = None, name: str = "mesh"
 ) -> Mesh:
-    """A mesh with the axes `AXES` over the given devices (default: all of this process group).
+    """A mesh with the axes `AXES` over those of the given devices (default: all of this process
+    group) that `config.devices` names.
 
     Args:
         name: of the setting, for the error.
@@ -99,7 +109,7 @@ def make_mesh(
     Raises:
         ConfigError: there are not so many devices, or they don't divide; names what would fit.
     """
-    devices = jax.devices() if devices is None else devices
+    devices = usable(config, devices, name)
     _check_devices(config, len(devices), name)
     data = len(devices) // config.copy_devices if config.data == -1 else config.data
     shape = (config.pipeline, data, config.fsdp, config.tensor)
@@ -112,10 +122,38 @@ def make_mesh(
             hint=f"--{name}.data=-1",
         )
     auto = (AxisType.Auto,) * len(AXES)
-    if count == len(devices) > 1 and devices[0].platform == "tpu":
+    if count == len(devices) > 1 and config.devices is None and devices[0].platform == "tpu":
         # Follows the torus, where neighbours are not those of the list.
         return jax.make_mesh(shape, AXES, axis_types=auto, devices=devices)
     return Mesh(np.array(devices[:count]).reshape(shape), AXES, axis_types=auto)
+
+
+def usable(
+    config: MeshConfig, devices: list[jax.Device] | None = None, name: str = "mesh"
+) -> list[jax.Device]:
+    """Those of the given devices (default: all) that a mesh may use: a part of each process's.
+
+    Raises:
+        ConfigError: a process has not so many.
+    """
+    devices = jax.devices() if devices is None else devices
+    if config.devices is None:
+        return devices
+    first, count = config.devices
+    chosen = []
+    for process in sorted({device.process_index for device in devices}):
+        own = [device for device in devices if device.process_index == process]
+        if first + count > len(own):
+            raise ConfigError(
+                f"{name}.devices goes beyond the devices"
+                + (f" of process {process}" if jax.process_count() > 1 else ""),
+                got=f"{count} from device {first} on, of {len(own)}",
+                hint=f"--{name}.devices={first},{len(own) - first}"
+                if first < len(own)
+                else f"a first one below {len(own)}",
+            )
+        chosen += own[first : first + count]
+    return chosen
 
 
 def _check_devices(config: MeshConfig, count: int, name: str) -> None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,18 @@ Change = Callable[[Any], Any]
 def same(x: Any) -> Any:
     """No change but of the layout."""
     return x
+
+
+@dataclasses.dataclass(frozen=True)
+class Later:
+    """An array that is made when `now` asks for it: a tree of them takes no memory as a whole."""
+
+    make: Callable[[], jax.Array]
+
+
+def now(x: Any) -> Any:
+    """The array itself."""
+    return x.make() if isinstance(x, Later) else x
 
 
 def reshard(x: Any, sharding: Sharding, change: Change = same) -> jax.Array:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.checkpoint.base_facts import base_facts, changes
 from jaxrl_llm.checkpoint.huggingface import save_folder
 from jaxrl_llm.checkpoint.manager import CheckpointManager
-from jaxrl_llm.checkpoint.pretrained import load
+from jaxrl_llm.checkpoint.pretrained import peek
 from jaxrl_llm.data.curriculum import CurriculumStream, make_stream
 from jaxrl_llm.data.pipeline import PromptStream, check_lengths, make_prompt
 from jaxrl_llm.data.rollout_store import RolloutStore
@@ -26,10 +26,10 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import init_adapter
 from jaxrl_llm.models.placement import FREE, Place, Placement
 from jaxrl_llm.rollout.engine import Engine, EngineConfig, SamplingParams
-from jaxrl_llm.rollout.engines import Engines, Sampler
-from jaxrl_llm.sharding.mesh import make_mesh
+from jaxrl_llm.rollout.engines import Engines, Sampler, SplitEngine
+from jaxrl_llm.sharding.mesh import MeshConfig, make_mesh
 from jaxrl_llm.sharding.processes import of_first
-from jaxrl_llm.sharding.reshard import fetch, reshard
+from jaxrl_llm.sharding.reshard import fetch
 from jaxrl_llm.text.chat import encode_prompt
 from jaxrl_llm.text.tokenizer import Tokenizer
 from jaxrl_llm.trainers.critic import shared_optimizer
@@ -40,7 +40,13 @@ from jaxrl_llm.trainers.optimizers import make_optimizer, make_schedule
 from jaxrl_llm.trainers.policy import Form, TrainFunctions, make_train_functions
 from jaxrl_llm.trainers.quiet import shown
 from jaxrl_llm.trainers.rl import RLTrainer
-from jaxrl_llm.trainers.roles import build_critic, build_passes, place_for
+from jaxrl_llm.trainers.roles import (
+    build_critic,
+    build_passes,
+    load_at,
+    on_default_device,
+    place_for,
+)
 from jaxrl_llm.trainers.rollouts import Rollouts, StoredRollouts
 from jaxrl_llm.trainers.run_directory import RunDirectory
 from jaxrl_llm.trainers.scoring import Scorer
@@ -61,13 +67,16 @@ def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, 
     if config.train.offload:
         check_offload()
     keep_base(directory, config.model.path)
-    model = load(config.model.path, jnp.dtype(config.model.dtype))
-    tokenizer = model.tokenizer.at_time(directory.date)
-    _, heldout_prompts, stream = build_data(config, tokenizer, model.config, directory.seed)
+    base, tokenizer = peek(config.model.path)
+    tokenizer = tokenizer.at_time(directory.date)
+    _, heldout_prompts, stream = build_data(config, tokenizer, base, directory.seed)
     # Scalings of rotary frequencies that depend on the length are the same for a whole run.
     longest = config.sampler.max_prompt_tokens + config.sampler.max_new_tokens
-    model_config = with_backend(model.config, config.model, context=longest)
-    trainer = build_trainer(config, model_config, model.params, tokenizer, directory.seed, stream)
+    model_config = with_backend(base, config.model, context=longest)
+    place = Placement.make(config.mesh, model_config)
+    params = load_at(place, config.model.path, jnp.dtype(config.model.dtype))
+    trainer = build_trainer(config, model_config, params, tokenizer, directory.seed, stream)
+    del params
     source = trainer.source
     greedy = dataclasses.replace(source.sampling, temperature=0.0)
     show = shown(
@@ -75,7 +84,7 @@ def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, 
             directory.path,
             config,
             settings,
-            model.config,
+            base,
             heldout_count=len(heldout_prompts),
             seed=directory.seed,
         )
@@ -88,7 +97,7 @@ def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, 
     def export() -> pathlib.Path:
         params = fetch(trainer.updater.merged())
         folder = directory.path / "export"
-        return of_first(lambda: save_folder(folder, params, model.config, tokenizer))
+        return of_first(lambda: save_folder(folder, params, base, tokenizer))
 
     return Run(
         directory=directory,
@@ -131,7 +140,7 @@ def build_trainer(
     form = policy_form(config, algorithm)
     place = Placement.make(config.mesh, model_config)
     functions = build_functions(config, algorithm, place.model, place)
-    engine, to_sampler = build_engine(config, model_config, params, place)
+    engine = build_engine(config, model_config, params, place)
     critic = None
     if algorithm.needs_values and not config.critic.shared_trunk:
         critic = build_critic(config, algorithm, model_config, params, seed)
@@ -164,7 +173,7 @@ def build_trainer(
         engine=engine,
         updater=updater,
         learns=config.rollouts.update,
-        to_sampler=to_sampler,
+        to_sampler=updater.merged if type(engine) is Engine else updater.merged_later,
         reference=reference,
         reward_parts=tuple(counting_rewards(config.rewards)),
         mask_truncated=train.mask_truncated,
@@ -200,17 +209,15 @@ def reference_apart(
 
 def build_engine(
     config: RLConfig, model_config: ModelConfig, params: Any, place: Placement
-) -> tuple[Sampler, Callable[[Any], Any]]:
-    """The sampler of this process, and how it wants its parameters."""
+) -> Sampler:
+    """The sampler of this process: on its mesh, or on the first device of the policy's."""
     sizes = engine_config(config.sampler)
     if config.sampler.mesh is not None:
-        return Engines(model_config, params, sizes, config.sampler.mesh), lambda params: params
-    device = jax.sharding.SingleDeviceSharding(place.mesh.local_devices[0])
-
-    def to_sampler(params):
-        return jax.tree.map(lambda x: reshard(x, device), params)
-
-    return Engine(model_config, to_sampler(params), sizes), to_sampler
+        return Engines(model_config, params, sizes, config.sampler.mesh)
+    if on_default_device(place):
+        return Engine(model_config, params, sizes)
+    own = Placement.make(MeshConfig(), model_config, place.mesh.local_devices[:1])
+    return SplitEngine(model_config, params, sizes, own)
 
 
 def build_source(

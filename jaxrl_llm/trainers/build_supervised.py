@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxrl_llm.checkpoint.huggingface import save_folder
 from jaxrl_llm.checkpoint.manager import CheckpointManager
-from jaxrl_llm.checkpoint.pretrained import load
+from jaxrl_llm.checkpoint.pretrained import load, peek
 from jaxrl_llm.checkpoint.score_folder import (
     ScoringModel,
     is_score_folder,
@@ -57,6 +57,7 @@ from jaxrl_llm.trainers.reward import (
     sequence_scores,
     step_reward_loss,
 )
+from jaxrl_llm.trainers.roles import load_at
 from jaxrl_llm.trainers.run_directory import RunDirectory
 from jaxrl_llm.trainers.settings import with_backend
 from jaxrl_llm.trainers.sft import SFTTrainer, sft_loss
@@ -111,24 +112,24 @@ def gather(
     check_micro_batch(config)
     dtype = jnp.dtype(config.model.dtype)
     path = trained or config.model.path
+    model = None
     if isinstance(config, RewardConfig):
         model = load_scoring(path, 2 if config.reward.kind == "steps" else 1, dtype, seed)
-    else:
-        model = load(path, dtype)
-    check_context(config, model.config)
+    base, tokenizer = (model.config, model.tokenizer) if model else peek(path)
+    check_context(config, base)
     # Scalings of rotary frequencies that depend on the length are the same for a whole run.
-    model_config = with_backend(model.config, config.model, context=config.rows.max_length)
+    model_config = with_backend(base, config.model, context=config.rows.max_length)
     place = Placement.make(config.mesh, model_config)
-    tokenizer = with_template(model.tokenizer, config.rows.chat_template)
+    tokenizer = with_template(tokenizer, config.rows.chat_template)
     tokenizer = tokenizer if date is None else tokenizer.at_time(date)
     data = encode_examples(config, tokenizer)
+    params = place.put(model.params if model else load_at(place, path, dtype))
     ref_params = None
     if isinstance(config, PreferenceConfig) and config.preference.needs_reference:
         if trained is not None:
-            ref_params = place.put(load(config.model.path, dtype).params)
+            ref_params = place.put(load_at(place, config.model.path, dtype))
         elif config.preference.reference == "live" and config.lora is None:
-            ref_params = jax.tree.map(jnp.copy, place.put(model.params))
-    params = place.put(model.params)
+            ref_params = jax.tree.map(jnp.copy, params)
     return Pieces(config, seed, place, model_config, params, ref_params, tokenizer, data)
 
 

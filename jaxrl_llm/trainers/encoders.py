@@ -22,6 +22,7 @@ from jaxrl_llm.data.encode import (
 from jaxrl_llm.data.formats import Row
 from jaxrl_llm.data.preprocess import Examples
 from jaxrl_llm.errors import ConfigError, UserError
+from jaxrl_llm.sharding.processes import exchange, several
 from jaxrl_llm.text.tokenizer import Tokenizer
 from jaxrl_llm.trainers.supervised_settings import PreferenceConfig, RewardConfig, SFTConfig
 
@@ -59,6 +60,9 @@ def fitting_formats(config: Any) -> tuple[str, ...]:
 def encode_examples(config: Any, tokenizer: Tokenizer) -> Encoded:
     """Load, check and tokenise all data of a run.
 
+    Each of several processes tokenises its shard of every table, and gets what the others made:
+    the order in which examples come, and so every step, is that of a single process.
+
     Raises:
         DataError, ModelError: what is wrong with data or template, naming the row.
         ConfigError: nothing is left of a table.
@@ -70,15 +74,18 @@ def encode_examples(config: Any, tokenizer: Tokenizer) -> Encoded:
     heldout: list[Unit] = []
 
     def units(rows: Sequence[Row], form: str, first: int) -> list[Unit]:
-        return encode_rows(
-            rows,
-            make_encoder(config, form, tokenizer),
-            most=config.rows.max_length,
-            rule=config.rows.truncate,
-            bos_id=tokenizer.bos_id,
-            counts=notes,
-            first_index=first,
-        )
+        def encode(rows: Sequence[Row], counts: dict[str, int]) -> list[Unit]:
+            return encode_rows(
+                rows,
+                make_encoder(config, form, tokenizer),
+                most=config.rows.max_length,
+                rule=config.rows.truncate,
+                bos_id=tokenizer.bos_id,
+                counts=counts,
+            )
+
+        found = encode_together(rows, encode, notes)
+        return [dataclasses.replace(unit, index=first + i) for i, unit in enumerate(found)]
 
     for examples, _ in tables:
         for reason, count in examples.left_out.items():
@@ -92,6 +99,46 @@ def encode_examples(config: Any, tokenizer: Tokenizer) -> Encoded:
         first = sum(map(len, train)) + len(heldout)
         heldout += units(examples.heldout, examples.format, first)
     return Encoded(train, heldout, [weight for _, weight in tables], notes)
+
+
+def encode_together(
+    rows: Sequence[Row],
+    encode: Callable[[Sequence[Row], dict[str, int]], list[Unit]],
+    notes: dict[str, int],
+) -> list[Unit]:
+    """`encode` of all rows, in order; each of several processes calls it with its shard.
+
+    Args:
+        encode: (rows, counts that it adds to) → units.
+        notes: learns the counts of all.
+
+    Raises:
+        UserError: what is wrong with the first bad row, in all processes.
+    """
+    counts: dict[str, int] = {}
+    try:
+        outcome = encode(shard(rows), counts), counts, None
+    except UserError as error:
+        outcome = [], counts, error
+    found: list[Unit] = []
+    for units, told, error in exchange(outcome):
+        if error is not None:
+            raise error
+        found += units
+        for reason, count in told.items():
+            notes[reason] = notes.get(reason, 0) + count
+    return found
+
+
+def shard(rows: Sequence[Row]) -> Sequence[Row]:
+    """The rows of this process: Grain's slice of one order, one run of rows after another's."""
+    if not several():
+        return rows
+    import grain  # slow to import
+
+    mine = grain.sharding.ShardByJaxProcess()
+    first, last = (len(rows) * (mine.shard_index + i) // mine.shard_count for i in (0, 1))
+    return list(grain.MapDataset.source(rows).slice(slice(first, last)))
 
 
 def check_effects(config: Any, tables: Sequence[Examples]) -> None:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from jaxrl_llm.models.lora import LoraConfig, attach, merge
 from jaxrl_llm.models.moe import RouterStats, assigned_shares, load_balancing_part
 from jaxrl_llm.models.placement import FREE, Place
 from jaxrl_llm.models.transformer import Params, routed_forward
+from jaxrl_llm.sharding.reshard import Later
 from jaxrl_llm.trainers.state import StateFunctions, add_gradients, make_state_functions
 from jaxrl_llm.types import Batch
 
@@ -51,6 +53,11 @@ class Form:
     def merged(self, weights: Weights) -> Params:
         """Plain parameters, for the sampler and for exports."""
         return self.decoder(weights, merge)
+
+    def merged_later(self, weights: Weights) -> Params:
+        """As `merged`, but each matrix that has an adapter is merged when it is asked for
+        (`sharding.reshard.now`)."""
+        return self.decoder(weights, _merge_later)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,6 +225,19 @@ def router_loss(
     metrics["router/load_balancing_loss/sum"] = (jax.lax.stop_gradient(balance), one)
     part = config.balance_coef * balance + config.z_coef * jnp.sum(stats.z) / jnp.maximum(total, 1)
     return part, metrics
+
+
+def _merge_later(base: Params, adapter: Any, lora: LoraConfig) -> Params:
+    layers = dict(base["layers"])
+    for name, parts in adapter.items():
+        matrix = base["layers"][name]
+        layers[name] = Later(functools.partial(_merge_one, name, matrix, parts, lora))
+    return {**base, "layers": layers}
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def _merge_one(name: str, matrix: Array, parts: Any, lora: LoraConfig) -> Array:
+    return merge({"layers": {name: matrix}}, {name: parts}, lora)["layers"][name]
 
 
 def whole_batch_shares(parts: list[RouterStats]) -> tuple[Float[Array, " E"], Float[Array, ""]]:

@@ -36,7 +36,7 @@ class RLTrainer:
         engine: the sampler; its weights always carry the number of the step that made them.
         updater: learns from a batch of rows; holds what is trained and its optimiser.
         learns: False only samples, judges and stores.
-        to_sampler: moves parameters from the trainer's devices to the sampler's.
+        to_sampler: → the policy's parameters as the sampler takes them.
         reference: the policy that the KL is measured from, or None where none is.
         reward_parts: names of the rewards that count, in order.
         mask_truncated: completions that were cut off are judged and not trained on.
@@ -50,7 +50,7 @@ class RLTrainer:
     engine: Sampler
     updater: Updater
     learns: bool
-    to_sampler: Callable[[Any], Any]
+    to_sampler: Callable[[], Any]
     reference: Reference | None
     reward_parts: tuple[str, ...]
     mask_truncated: bool
@@ -120,7 +120,7 @@ class RLTrainer:
         self.make_room()
         with timed(times, "sampling"):
             self.step += 1
-            self.engine.set_params(self.to_sampler(updater.merged()), self.step)
+            self.engine.set_params(self.to_sampler(), self.step)
         return self.finished(metrics, times, start), rollouts
 
     def make_room(self) -> None:
@@ -153,7 +153,7 @@ class RLTrainer:
         self.step, self.num_tokens = state["step"], state["num_tokens"]
         for name in _COEFFICIENTS:
             setattr(self.updater, name, state[name])
-        self.engine.set_params(self.to_sampler(self.updater.merged()), self.step)
+        self.engine.set_params(self.to_sampler(), self.step)
 
 
 _COEFFICIENTS = ("kl_coef", "entropy_coef", "applied_entropy_coef")

@@ -12,11 +12,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.checkpoint.pretrained import load
+from jaxrl_llm.checkpoint.pretrained import load, peek
 from jaxrl_llm.checkpoint.score_folder import is_score_folder, load_score_folder
 from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.placement import Placement
+from jaxrl_llm.models.transformer import abstract_params
 from jaxrl_llm.sharding.mesh import MeshConfig
 from jaxrl_llm.trainers.batching import RowPlan, plan_rows
 from jaxrl_llm.trainers.critic import Critic, make_critic_functions
@@ -32,6 +33,19 @@ def place_for(
     if own is None:
         return Placement.make(config.mesh, model_config)
     return Placement.make(own, model_config, name=name)
+
+
+def load_at(place: Placement, path: str, dtype: Any) -> Any:
+    """A model's parameters, stacked, read straight to the devices of a mesh."""
+    shardings = None
+    if not on_default_device(place):
+        shardings = place.shardings(abstract_params(place.model, dtype), "parameters")
+    return load(path, dtype, shardings).params
+
+
+def on_default_device(place: Placement) -> bool:
+    """Whether a mesh is the one device where arrays are made if nothing else is said."""
+    return place.mesh.size == 1 and place.mesh.devices.flat[0] == jax.local_devices()[0]
 
 
 def build_passes(config: RLConfig, place: Placement, seed: int) -> Passes:
@@ -74,8 +88,7 @@ def build_critic(
         model = load_score_folder(path, dtype)
         model_config, decoder, score = model.config, model.params["decoder"], model.params["score"]
     elif path is not None:
-        other = load(path, dtype)
-        model_config, decoder = other.config, other.params
+        model_config = peek(path)[0]
         score = {"weight": jnp.zeros((1, model_config.hidden_size), dtype)}
     if score["weight"].shape[0] != 1:
         raise ConfigError(
@@ -91,6 +104,8 @@ def build_critic(
         )
     model_config = with_backend(model_config, config.model, context=context)
     place = place_for(config, config.critic.mesh, "critic.mesh", model_config)
+    if path is not None and not is_score_folder(path):
+        decoder = load_at(place, path, dtype)
     functions = make_critic_functions(
         place.model, algorithm, config.critic, remat=config.model.remat, place=place
     )

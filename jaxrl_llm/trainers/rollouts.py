@@ -79,7 +79,8 @@ class Rollouts:
         """`count` completions of each prompt, in order, as text and with rewards.
 
         Draws depend on seed, step, round and place. Each of several processes samples and judges
-        its share of the prompts, and gets the rollouts of all. Completions go to the scorer as
+        its share of the prompts, every n-th of the one order that Grain gives all of them, and gets
+        the rollouts of all. Completions go to the scorer as
         they finish: the time of "rewards" is what sampling did not hide.
         """
         first = (step * self.rule.rounds + round_) * self.prompts_per_step

@@ -80,6 +80,10 @@ class Updater:
         whole = self.params if self.form == Form() else _merged(self.form, self.weights)
         return self.place.take(whole)
 
+    def merged_later(self) -> Any:
+        """As `merged`, each array when it is asked for (`sharding.reshard.now`)."""
+        return self.place.take_later(self.form.merged_later(self.weights))
+
     @property
     def state(self) -> Any:
         """Everything of the models that a checkpoint holds; it wakes them."""

@@ -60,7 +60,9 @@ def main(port: str, processes: int, index: int, mesh: str, hang: bool) -> None:
         leaves = jax.tree.leaves(params)
         result = {
             "steps": found,
-            "rows": sorted({shard.index[0].start for shard in placed.tokens.addressable_shards}),
+            "rows": sorted(
+                {shard.index[0].start or 0 for shard in placed.tokens.addressable_shards}
+            ),
             "addressable": all(leaf.is_fully_addressable for leaf in leaves),
             "devices": len(jax.devices()),
             "pid": os.getpid(),

@@ -112,8 +112,16 @@ def test_two_processes_train_as_one(both):
 @pytest.mark.parametrize("config", ["sft.py", "dpo.py"])
 def test_supervised_runs_too(tmp_path, config):
     base = [f"--config={config}", *SUPERVISED]
-    finish(tmp_path, 1, "one", base=base)
-    assert not any(told["addressable"] for told in finish(tmp_path, 2, "two", base=base))
+    (alone,) = finish(tmp_path, 1, "one", base=base)
+    both = finish(tmp_path, 2, "two", base=base)
+    assert not any(told["addressable"] for told in both)
+    # Each tokenises a disjoint half of every table, and holds a disjoint half of every micro-batch.
+    assert len(alone["read"]) == 2  # training and held-out examples of one table
+    for whole, a, b in zip(alone["read"], *(told["read"] for told in both), strict=True):
+        assert a + b == whole and abs(len(a) - len(b)) <= 1
+    for whole, *parts in zip(alone["rows"], *(told["rows"] for told in both), strict=True):
+        a, b = ({row for first, last, _ in part for row in range(first, last)} for part in parts)
+        assert not a & b and sorted(a | b) == list(range(whole[0][2]))
     for row, wanted in zip(rows(tmp_path, "two"), rows(tmp_path, "one"), strict=True):
         assert row.keys() >= {"loss", "grad_norm"} and row == pytest.approx(wanted, rel=1e-6)
 

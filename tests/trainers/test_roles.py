@@ -3,29 +3,37 @@
 """Where the arrays of every role of a run lie, and how large each device's part is."""
 
 import dataclasses
+import gc
 import pathlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxrl_llm.algorithms.presets import AlgoConfig
-from jaxrl_llm.checkpoint.pretrained import load
+from jaxrl_llm.checkpoint.pretrained import peek
 from jaxrl_llm.config import load_config
 from jaxrl_llm.errors import ConfigError
+from jaxrl_llm.models import placement
 from jaxrl_llm.models.lora import LoraConfig
+from jaxrl_llm.models.placement import Placement
+from jaxrl_llm.rollout import engines
 from jaxrl_llm.sharding.mesh import MeshConfig
+from jaxrl_llm.trainers import policy
 from jaxrl_llm.trainers.build import build_data, build_trainer
 from jaxrl_llm.trainers.offload import check_offload
+from jaxrl_llm.trainers.roles import load_at
 
 CONFIG = load_config(pathlib.Path(__file__).with_name("ppo_digits.py"))[1]
 
 
 def build(config):
-    model = load(config.model.path)
-    _, _, stream = build_data(config, model.tokenizer, model.config, 0)
-    model_config = dataclasses.replace(model.config, context=64)
-    return build_trainer(config, model_config, model.params, model.tokenizer, 0, stream)
+    model_config, tokenizer = peek(config.model.path)
+    _, _, stream = build_data(config, tokenizer, model_config, 0)
+    model_config = dataclasses.replace(model_config, context=64)
+    params = load_at(Placement.make(config.mesh, model_config), config.model.path, jnp.float32)
+    return build_trainer(config, model_config, params, tokenizer, 0, stream)
 
 
 def lies(tree):
@@ -87,6 +95,89 @@ def test_every_role_lies_on_its_mesh():
     assert (devices, part) == ([0, 1], 1 / 2)
     assert lies(critic.opt_state)[0] == [0, 1]
     assert [lies(engine._params)[0] for engine in trainer.engine.engines] == [[0], [1], [2]]
+
+
+def held():
+    """Bytes on each device, arrays that share a buffer counted once."""
+    found = {}
+    for array in jax.live_arrays():
+        for shard in array.addressable_shards:
+            place = shard.data.unsafe_buffer_pointer()
+            found.setdefault(shard.device.id, {})[place] = shard.data.nbytes
+    return {device: sum(sizes.values()) for device, sizes in found.items()}
+
+
+def apart(config):
+    """The policy on the first half of the devices, the sampler on the other."""
+    sampler = MeshConfig(data=2, tensor=2, devices=(4, 4))
+    return dataclasses.replace(
+        config,
+        mesh=MeshConfig(fsdp=2, pipeline=2, devices=(0, 4)),
+        sampler=dataclasses.replace(config.sampler, mesh=sampler),
+    )
+
+
+def test_roles_lie_apart():
+    config = dataclasses.replace(
+        apart(CONFIG),
+        algo=AlgoConfig(name="ppo", kl_coef=0.05),
+        ref_mesh=MeshConfig(tensor=2, devices=(6, 2)),
+        critic=dataclasses.replace(CONFIG.critic, mesh=MeshConfig(fsdp=2, devices=(4, 2))),
+    )
+    trainer = build(config)
+    trainer.engine.set_params(trainer.to_sampler(), 1)
+    assert lies(trainer.updater.policy.params)[0] == [0, 1, 2, 3]
+    assert lies(trainer.updater.policy.opt_state)[0] == [0, 1, 2, 3]
+    assert lies(trainer.reference.weights)[0] == [6, 7]
+    assert lies(trainer.updater.critic.state)[0] == [4, 5]
+    assert [lies(e._params)[0] for e in trainer.engine.engines] == [[4, 5], [6, 7]]
+    # What the sampler got is the policy.
+    weights = jax.device_get(trainer.updater.merged())
+    own = jax.device_get(trainer.engine.engines[1]._params)
+    np.testing.assert_array_equal(own["embed"], weights["embed"])
+    for one, layer in enumerate(own["layers"]):
+        np.testing.assert_array_equal(layer["attn_norm"], weights["layers"]["attn_norm"][one])
+
+
+ADAPTED = dataclasses.replace(CONFIG, algo=AlgoConfig(name="grpo"), lora=LoraConfig(rank=2))
+ACROSS = dataclasses.replace(CONFIG, mesh=MeshConfig(pipeline=2))
+HANDOVERS = {
+    "to the first device": ACROSS,
+    "to other devices": apart(CONFIG),
+    "merged": dataclasses.replace(ADAPTED, mesh=MeshConfig()),
+}
+
+
+@pytest.mark.parametrize("name", HANDOVERS)
+def test_the_sampler_gets_weights_without_a_second_copy(name, monkeypatch):
+    trainer = build(HANDOVERS[name])
+    updater, engine, most = trainer.updater, trainer.engine, {}
+    whole = sum(leaf.nbytes for leaf in jax.tree.leaves(updater.merged()))
+
+    def watched(function):
+        def call(*args, **how):
+            result = jax.block_until_ready(function(*args, **how))
+            for device, size in held().items():
+                most[device] = max(most.get(device, 0), size)
+            return result
+
+        return call
+
+    for module, function in (
+        (placement, "reshard"),
+        (policy, "_merge_one"),
+        (engines, "_pack_rest"),
+        (engines, "_pack_layers"),
+    ):
+        monkeypatch.setattr(module, function, watched(getattr(module, function)))
+    engine.release()
+    gc.collect()
+    engine.set_params(trainer.to_sampler(), 1)
+    gc.collect()
+    after = held()
+    assert most.keys() == after.keys()
+    # The largest array, and its copy, are a third each.
+    assert all(most[device] - after[device] < 0.7 * whole for device in most), (most, after, whole)
 
 
 def test_a_mesh_without_effect_is_refused():
