@@ -24,8 +24,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+import jax
+
 from jaxrl_llm.errors import ConfigError, UserError
-from jaxrl_llm.sharding.processes import ProcessConfig, Watchdog, of_first, several
+from jaxrl_llm.sharding.processes import ProcessConfig, Watchdog, of_first
 from jaxrl_llm.trainers.devices import choose_devices
 
 
@@ -93,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def leave(code: int) -> NoReturn:
     """End the program; with an error at once, as the others may wait where this one won't come."""
-    if code and several():
+    if code and jax.distributed.is_initialized():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -182,6 +182,16 @@ def check_same_prompts(here: Mapping[str, Any], there: Mapping[str, Any]) -> Non
         )
 
 
+def content_digest(tables: Iterable[Iterable[Any]]) -> str:
+    """A short hash of everything in some tables of records."""
+    digest = hashlib.sha256()
+    for table in tables:
+        for record in table:
+            digest.update(repr(record).encode("utf-8", "surrogatepass") + b"\0")
+        digest.update(b"\1")
+    return digest.hexdigest()[:16]
+
+
 def fingerprint(source: Source) -> str:
     """A short hash of the ids of a source, in their order."""
     digest = hashlib.sha256()

@@ -59,7 +59,7 @@ class Placement:
         Raises:
             ConfigError: the mesh does not fit the devices or the model; names the nearest that do.
         """
-        mesh = make_mesh(layout, devices, name)
+        mesh = make_mesh(layout, devices, name, functools.partial(_divides, model))
         check_fit(layout, model, len(usable(layout, devices, name)), name)
         model = dataclasses.replace(model, microbatches=layout.in_flight)
         return cls(mesh, layout, model)
@@ -232,11 +232,7 @@ def check_fit(layout: MeshConfig, model: ModelConfig, devices: int, name: str = 
         "embed": "numbers of a hidden state",
     }
     for mesh_axis in ("tensor", "fsdp"):
-        sizes = {
-            axis: size
-            for axis, size in axis_sizes(model).items()
-            if mesh_axis in TABLE[axis] and axis not in MAY_STAY_WHOLE
-        }
+        sizes = _divided(model, mesh_axis)
         parts = getattr(layout, mesh_axis)
         for axis, size in sizes.items():
             if size % parts:
@@ -250,6 +246,22 @@ def check_fit(layout: MeshConfig, model: ModelConfig, devices: int, name: str = 
         good = list(range(1, most // layout.pipeline + 1))
         what = f"{most} layers in {layout.pipeline} stages"
         raise _misfit(f"{name}.rounds", layout.rounds, what, nearest(layout.rounds, good))
+
+
+def _divided(model: ModelConfig, mesh_axis: str) -> dict[str, int]:
+    """The logical axes that a mesh axis must divide."""
+    return {
+        axis: size
+        for axis, size in axis_sizes(model).items()
+        if mesh_axis in TABLE[axis] and axis not in MAY_STAY_WHOLE
+    }
+
+
+def _divides(model: ModelConfig, mesh_axis: str, parts: int) -> bool:
+    """Whether a mesh axis of so many parts fits a model."""
+    if mesh_axis == "pipeline":
+        return parts <= model.num_layers
+    return all(size % parts == 0 for size in _divided(model, mesh_axis).values())
 
 
 def _refuse(

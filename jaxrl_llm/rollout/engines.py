@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding
 
 from jaxrl_llm.errors import ConfigError
@@ -182,13 +183,20 @@ def engine_places(
     Raises:
         ConfigError: another axis than these two, or the mesh fits neither devices nor model.
     """
-    check_layout(layout, name)
-    grid = make_mesh(layout, list(devices or jax.local_devices()), name).devices
+    grid = engine_devices(layout, devices, name)
     own = dataclasses.replace(layout, data=1, devices=None)
     return [
         Placement.make(own, model_config, part, name)
         for part in grid.reshape(-1, layout.tensor).tolist()
     ]
+
+
+def engine_devices(
+    layout: MeshConfig, devices: Sequence[jax.Device] | None = None, name: str = "sampler.mesh"
+) -> np.ndarray:
+    """The devices of a data × tensor mesh; as `engine_places`."""
+    check_layout(layout, name)
+    return make_mesh(layout, list(devices or jax.local_devices()), name).devices
 
 
 def engine_share(config: EngineConfig, engines: int) -> EngineConfig:

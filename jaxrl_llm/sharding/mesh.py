@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -98,19 +99,23 @@ class MeshConfig:
 
 
 def make_mesh(
-    config: MeshConfig, devices: list[jax.Device] | None = None, name: str = "mesh"
+    config: MeshConfig,
+    devices: list[jax.Device] | None = None,
+    name: str = "mesh",
+    allowed: Callable[[str, int], bool] = lambda axis, size: True,
 ) -> Mesh:
     """A mesh with the axes `AXES` over those of the given devices (default: all of this process
     group) that `config.devices` names.
 
     Args:
         name: of the setting, for the error.
+        allowed: whether an axis may have a size, for what the error says would fit.
 
     Raises:
         ConfigError: there are not so many devices, or they don't divide; names what would fit.
     """
     devices = usable(config, devices, name)
-    _check_devices(config, len(devices), name)
+    _check_devices(config, len(devices), name, allowed)
     data = len(devices) // config.copy_devices if config.data == -1 else config.data
     shape = (config.pipeline, data, config.fsdp, config.tensor)
     count = math.prod(shape)
@@ -156,7 +161,9 @@ def usable(
     return chosen
 
 
-def _check_devices(config: MeshConfig, count: int, name: str) -> None:
+def _check_devices(
+    config: MeshConfig, count: int, name: str, allowed: Callable[[str, int], bool]
+) -> None:
     sizes = {axis: getattr(config, axis) for axis in ("data", "fsdp", "pipeline", "tensor")}
     asked = " × ".join(f"{axis} {size}" for axis, size in sizes.items() if size != 1)
     needed = config.copy_devices * max(config.data, 1)
@@ -169,10 +176,12 @@ def _check_devices(config: MeshConfig, count: int, name: str) -> None:
         if size > 1 and others <= count:
             whole = config.data == -1
             good = [
-                n for n in range(1, count // others + 1) if not whole or count % (others * n) == 0
+                n
+                for n in range(1, count // others + 1)
+                if (not whole or count % (others * n) == 0) and allowed(axis, n)
             ]
             near = nearest(size, good)
-            tries += [f"--{name}.{axis}={' or '.join(str(n) for n in near)}"]
+            tries += [f"--{name}.{axis}={' or '.join(str(n) for n in near)}"] * bool(near)
     raise ConfigError(
         f"{name} does not fit the devices",
         got=f"{asked or 'data 1'} on {count} device(s)",

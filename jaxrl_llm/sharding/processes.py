@@ -38,7 +38,8 @@ class ProcessConfig:
         processes: how many there are.
         index: which of them this is.
         lost_after: seconds without a sign of life after which a process counts as lost; the others
-            then end with one line, and the next start resumes.
+            then end with one line, and the next start resumes. Five times as long is waited for
+            all to come at the start.
     """
 
     coordinator: str | None = None
@@ -55,7 +56,7 @@ class ProcessConfig:
                 got=f"{self.coordinator}, {self.processes}, {self.index}",
                 hint="all three; or --coordinator=auto on a cluster that knows them",
             )
-        if needed and not re.fullmatch(r"[^\s:]+(:[^\s:]+)*:[0-9]{1,5}", self.coordinator):
+        if needed and not _is_address(self.coordinator):
             raise ConfigError(
                 "--coordinator is no address", got=self.coordinator, expected="HOST:PORT, or auto"
             )
@@ -76,30 +77,9 @@ class ProcessConfig:
         return self.coordinator is not None or (tasks.isdecimal() and int(tasks) > 1)
 
 
-def start(config: ProcessConfig) -> None:
-    """Join the other processes, if there are any; before anything else of JAX is used.
-
-    Raises:
-        ConfigError: the cluster does not know of other processes, or they can't be reached.
-    """
-    if not config.several:
-        return
-    # On a CPU this is how processes reach each other.
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    try:
-        # `Watchdog` tells of a lost process before JAX does, which would leave a stack of C++.
-        jax.distributed.initialize(
-            None if config.coordinator == "auto" else config.coordinator,
-            config.processes,
-            config.index,
-            heartbeat_timeout_seconds=max(int(10 * config.lost_after), 10),
-        )
-    except (ValueError, RuntimeError) as error:
-        raise ConfigError(
-            "the processes of this run do not find each other",
-            got=str(error).strip().splitlines()[0],
-            hint="--coordinator=HOST:PORT of process 0, --processes and --process in each",
-        ) from error
+def _is_address(text: str) -> bool:
+    found = re.fullmatch(r"[^\s:]+(?::[^\s:]+)*:([0-9]{1,5})", text)
+    return found is not None and 0 < int(found[1]) < 2**16
 
 
 def several() -> bool:
@@ -162,6 +142,22 @@ def of_first(make: Callable[[], Any]) -> Any:
     return found
 
 
+def check_alike(what: str, facts: Any, hint: str) -> None:
+    """That all processes have the same.
+
+    Args:
+        what: the facts are of, for the error.
+        facts: anything small that can be compared.
+
+    Raises:
+        ConfigError: they don't, in all processes.
+    """
+    first, *others = exchange(facts)
+    for index, told in enumerate(others, start=1):
+        if told != first:
+            raise ConfigError(f"process {index} has another {what} than process 0", hint=hint)
+
+
 class Watchdog:
     """Ends this process with one line when another one has given no sign of life for too long.
 
@@ -171,8 +167,8 @@ class Watchdog:
     Every process tells JAX's coordination service that it lives, or with which error it ended, and
     looks at what the others tell. An error of JAX inside the block, as when a connection breaks,
     waits for the verdict: if there is none, it goes on its way. With a single process nothing
-    happens. The loss of process 0, where the service runs, JAX itself tells the others, in its own
-    words, and ends them.
+    happens. The loss of process 0, where the service runs, JAX itself notices, and ends the others;
+    `joining` adds a line that says why.
 
     Args:
         lost_after: seconds.
@@ -182,7 +178,7 @@ class Watchdog:
     def __init__(self, lost_after: int | float, end: Callable[[LostProcess], Any] | None = None):
         self._lost_after = lost_after
         self._every = lost_after / 6
-        self._end = _exit if end is None else end
+        self._end = self._exit if end is None else end
         self._over = threading.Event()
         self._heard: dict[int, tuple[str, float]] = {}
         self._answered = time.monotonic()
@@ -211,23 +207,35 @@ class Watchdog:
         for thread in self._threads:
             thread.join(self._lost_after + 5.0)  # the verdict may be on its way
         last = _DONE if error is None else _FAILED + " ".join(str(error).split())[:500]
-        _client().key_value_set(f"{_BEATS}{jax.process_index()}", last, allow_overwrite=True)
+        _say(last)
+        if error is not None:
+            self._let_others_end()
+
+    def _let_others_end(self) -> None:
+        """Process 0, where the service runs, goes last: the others would end in JAX's words."""
+        if jax.process_index() > 0:
+            return
+        now = time.monotonic()
+        left = {i for i, (_, when) in self._heard.items() if now - when <= self._lost_after}
+        while left and time.monotonic() < now + self._lost_after:
+            beats = dict(_client().key_value_dir_get(_BEATS))
+            left = {i for i in left if not _is_last(beats.get(f"{_BEATS}{i}", ""))}
+            time.sleep(0.1)
 
     def _tell(self) -> None:
-        client, count = _client(), 0
+        count = 0
         while not self._over.is_set():
             count += 1
             try:
-                mine = f"{_BEATS}{jax.process_index()}"
-                client.key_value_set(mine, str(count), allow_overwrite=True)
-                beats = dict(client.key_value_dir_get(_BEATS))
+                _say(str(count))
+                beats = dict(_client().key_value_dir_get(_BEATS))
             except jax.errors.JaxRuntimeError:
                 beats = None  # the time since the last answer tells
             if beats is not None:
                 self._answered = now = time.monotonic()
                 for i, (last, _) in list(self._heard.items()):
                     beat = beats.get(f"{_BEATS}{i}", "")
-                    if beat.startswith(_FAILED) or beat == _DONE or beat != last:
+                    if _is_last(beat) or beat != last:
                         self._heard[i] = (beat, now)
             self._over.wait(self._every)
 
@@ -238,6 +246,20 @@ class Watchdog:
                 self._over.set()
                 self._end(verdict)
                 return
+
+    def _exit(self, error: LostProcess) -> None:
+        """The main thread may hang in a collective for good: no clean-up can be waited for."""
+        print(f"error: {error}", file=sys.stderr, flush=True)
+
+        def tell() -> None:
+            _say(f"{_FAILED}{error}"[:500])
+            self._let_others_end()
+
+        telling = threading.Thread(target=tell, daemon=True)
+        telling.start()
+        # A lost process never tells its end; the others look every sixth of the time.
+        telling.join(self._lost_after / 2)
+        os._exit(error.exit_code)
 
     def _verdict(self, now: float) -> LostProcess | None:
         count = jax.process_count()
@@ -255,12 +277,13 @@ class Watchdog:
         return LostProcess(what, got=f"no sign of life for {self._lost_after} s", hint=again)
 
 
-def _exit(error: LostProcess) -> None:
-    """The main thread may hang in a collective for good: no clean-up can be waited for."""
-    print(f"error: {error}", file=sys.stderr, flush=True)
-    if jax.process_index() == 0:
-        time.sleep(2.0)  # the others end by their own watchdogs while the service still answers
-    os._exit(error.exit_code)
+def _is_last(beat: str) -> bool:
+    return beat == _DONE or beat.startswith(_FAILED)
+
+
+def _say(beat: str) -> None:
+    """Tells the others, by way of the service."""
+    _client().key_value_set(f"{_BEATS}{jax.process_index()}", beat, allow_overwrite=True)
 
 
 def _client() -> Any:

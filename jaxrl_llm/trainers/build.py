@@ -19,7 +19,7 @@ from jaxrl_llm.checkpoint.huggingface import save_folder
 from jaxrl_llm.checkpoint.manager import CheckpointManager
 from jaxrl_llm.checkpoint.pretrained import peek
 from jaxrl_llm.data.curriculum import CurriculumStream, make_stream
-from jaxrl_llm.data.pipeline import PromptStream, check_lengths, make_prompt
+from jaxrl_llm.data.pipeline import PromptStream, check_lengths, content_digest, make_prompt
 from jaxrl_llm.data.rollout_store import RolloutStore
 from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.models.config import ModelConfig
@@ -27,8 +27,8 @@ from jaxrl_llm.models.lora import init_adapter
 from jaxrl_llm.models.placement import FREE, Place, Placement
 from jaxrl_llm.rollout.engine import Engine, EngineConfig, SamplingParams
 from jaxrl_llm.rollout.engines import Engines, Sampler, SplitEngine
-from jaxrl_llm.sharding.mesh import MeshConfig, make_mesh
-from jaxrl_llm.sharding.processes import of_first
+from jaxrl_llm.sharding.mesh import MeshConfig
+from jaxrl_llm.sharding.processes import check_alike, of_first, several
 from jaxrl_llm.sharding.reshard import fetch
 from jaxrl_llm.text.chat import encode_prompt
 from jaxrl_llm.text.tokenizer import Tokenizer
@@ -63,11 +63,11 @@ from jaxrl_llm.types import Prompt
 
 def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, Any]) -> Run:
     """A run that is ready for `loop.train`; `settings` is the config as JSON values."""
-    make_mesh(config.mesh)  # refuses before the model is read
     if config.train.offload:
         check_offload()
-    keep_base(directory, config.model.path)
     base, tokenizer = peek(config.model.path)
+    Placement.make(config.mesh, base)  # refuses before the model is read
+    keep_base(directory, config.model.path)
     tokenizer = tokenizer.at_time(directory.date)
     _, heldout_prompts, stream = build_data(config, tokenizer, base, directory.seed)
     # Scalings of rotary frequencies that depend on the length are the same for a whole run.
@@ -123,7 +123,9 @@ def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, 
 
 def keep_base(directory: RunDirectory, name: str) -> None:
     """Notes what model a run begins with; a resumed run must begin with the same."""
-    directory.keep("base.json", base_facts(name), changes, f"the model {name}")
+    facts = base_facts(name)
+    directory.keep("base.json", facts, changes, f"the model {name}")
+    check_alike(f"model under the name {name}", facts, "the same files on all hosts")
 
 
 def build_trainer(
@@ -315,6 +317,9 @@ def build_data(
 ) -> tuple[Sequence[Any], list[Prompt], PromptStream | CurriculumStream]:
     """Training records, held-out prompts and the prompt stream; all lengths checked."""
     train, heldout = config.task.load()
+    if several():
+        tables = ((train[i] for i in range(len(train))), heldout)
+        check_alike("set of prompts", content_digest(tables), "the same files on all hosts")
 
     def encode(prompt):
         return encode_prompt(prompt, tokenizer)

@@ -33,7 +33,7 @@ from jaxrl_llm.models.lora import attach, init_adapter, merge
 from jaxrl_llm.models.placement import Placement
 from jaxrl_llm.models.score_heads import init_score_head
 from jaxrl_llm.monitor.progress import emit
-from jaxrl_llm.sharding.mesh import make_mesh, nearest, row_parts
+from jaxrl_llm.sharding.mesh import nearest
 from jaxrl_llm.sharding.processes import of_first
 from jaxrl_llm.sharding.reshard import fetch
 from jaxrl_llm.text.templates import with_template
@@ -109,7 +109,6 @@ def gather(
     Raises:
         UserError: whatever is wrong with model, data or settings.
     """
-    check_micro_batch(config)
     dtype = jnp.dtype(config.model.dtype)
     path = trained or config.model.path
     model = None
@@ -120,6 +119,7 @@ def gather(
     # Scalings of rotary frequencies that depend on the length are the same for a whole run.
     model_config = with_backend(base, config.model, context=config.rows.max_length)
     place = Placement.make(config.mesh, model_config)
+    check_micro_batch(config, place)
     tokenizer = with_template(tokenizer, config.rows.chat_template)
     tokenizer = tokenizer if date is None else tokenizer.at_time(date)
     data = encode_examples(config, tokenizer)
@@ -359,10 +359,9 @@ def title(config: Config) -> str:
     return " + ".join(name for name, _ in config.preference.mixture)
 
 
-def check_micro_batch(config: Config) -> None:
+def check_micro_batch(config: Config, place: Placement) -> None:
     """Every micro-batch must fill the mesh."""
-    mesh, micro = make_mesh(config.mesh), config.train.micro_batch
-    multiple = row_parts(mesh) * config.mesh.in_flight
+    micro, multiple = config.train.micro_batch, place.row_multiple
     if micro % multiple:
         near = nearest(micro, [multiple * n for n in range(1, micro // multiple + 2)])
         raise ConfigError(

@@ -9,7 +9,8 @@ import os
 import jax
 
 from jaxrl_llm.errors import ConfigError
-from jaxrl_llm.sharding.processes import ProcessConfig, start
+from jaxrl_llm.sharding.joining import start
+from jaxrl_llm.sharding.processes import ProcessConfig
 
 _DEVICES = ("cpu", "cuda", "tpu")
 

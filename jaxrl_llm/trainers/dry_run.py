@@ -19,7 +19,7 @@ from jaxrl_llm.models.kernels.choice import Case, choose_pages, choose_rows
 from jaxrl_llm.models.placement import Placement
 from jaxrl_llm.models.transformer import abstract_params
 from jaxrl_llm.rewards.base import score
-from jaxrl_llm.rollout.engines import engine_places, engine_share
+from jaxrl_llm.rollout.engines import engine_devices, engine_places, engine_share
 from jaxrl_llm.rollout.settings import EngineConfig, default_pool
 from jaxrl_llm.sharding.mesh import MeshConfig, row_parts
 from jaxrl_llm.text.chat import encode_prompt
@@ -82,10 +82,10 @@ def dry_run(config: RLConfig) -> None:
 
 def supervised_dry_run(config: Any) -> None:
     """Encode all data, print sizes, what was cut, and three examples with what is learnt marked."""
-    check_micro_batch(config)
     model_config, own = peek(config.model.path)
     model_config = with_backend(model_config, config.model)
     place = Placement.make(config.mesh, model_config)
+    check_micro_batch(config, place)
     check_context(config, model_config)
     tokenizer = with_template(own, config.rows.chat_template)
     data = encode_examples(config, tokenizer)
@@ -189,13 +189,26 @@ def memory(config: RLConfig, model_config: ModelConfig, place: Placement) -> dic
         "optimiser state": place.device_bytes(state.opt_state, "optimizer"),
         "gradients": place.device_bytes(grads, "gradients"),
         "activations of a micro-batch (estimate)": tokens * layer * kept * dtype.itemsize,
-    } | sampler_memory(config, model_config, params)
+    }
+    sampler = sampler_memory(config, model_config, params)
+    apart = sampler_apart(config, place)
+    if not apart:
+        result |= sampler
     if frozen is not None:
         result["parameters under the adapter"] = place.device_bytes(frozen, "parameters")
     elif algorithm.needs_ref:
         other = place_for(config, config.ref_mesh, "ref_mesh", model_config)
         result["reference policy"] = other.device_bytes(params, "parameters")
-    return result | {"sum": sum(result.values())}
+    result["sum"] = sum(result.values())
+    return result | sampler | {"sum, sampler": sum(sampler.values())} if apart else result
+
+
+def sampler_apart(config: RLConfig, place: Placement) -> bool:
+    """Whether no device of the sampler is one of the policy's."""
+    if config.sampler.mesh is None:
+        return False
+    used = engine_devices(config.sampler.mesh).flat
+    return not {device.id for device in used} & {device.id for device in place.mesh.devices.flat}
 
 
 def sampler_memory(config: RLConfig, model_config: ModelConfig, params: Any) -> dict[str, int]:

@@ -20,9 +20,10 @@ from jaxrl_llm.data.encode import (
     everything,
 )
 from jaxrl_llm.data.formats import Row
+from jaxrl_llm.data.pipeline import content_digest
 from jaxrl_llm.data.preprocess import Examples
 from jaxrl_llm.errors import ConfigError, UserError
-from jaxrl_llm.sharding.processes import exchange, several
+from jaxrl_llm.sharding.processes import check_alike, exchange, several
 from jaxrl_llm.text.tokenizer import Tokenizer
 from jaxrl_llm.trainers.supervised_settings import PreferenceConfig, RewardConfig, SFTConfig
 
@@ -68,6 +69,9 @@ def encode_examples(config: Any, tokenizer: Tokenizer) -> Encoded:
         ConfigError: nothing is left of a table.
     """
     tables = config.data.load(fitting_formats(config))
+    if several():
+        rows = [rows for examples, _ in tables for rows in (examples.train, examples.heldout)]
+        check_alike("set of examples", content_digest(rows), "the same files on all hosts")
     check_effects(config, [examples for examples, _ in tables])
     notes: dict[str, int] = {}
     train: list[list[Unit]] = []

@@ -18,7 +18,7 @@ from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.placement import Placement
 from jaxrl_llm.models.transformer import abstract_params
-from jaxrl_llm.sharding.mesh import MeshConfig
+from jaxrl_llm.sharding.mesh import MeshConfig, row_parts
 from jaxrl_llm.trainers.batching import RowPlan, plan_rows
 from jaxrl_llm.trainers.critic import Critic, make_critic_functions
 from jaxrl_llm.trainers.passes import Passes
@@ -49,7 +49,19 @@ def on_default_device(place: Placement) -> bool:
 
 
 def build_passes(config: RLConfig, place: Placement, seed: int) -> Passes:
-    """How a model that lives at `place` goes through a batch: rows are laid out for its mesh."""
+    """How a model that lives at `place` goes through a batch: rows are laid out for its mesh.
+
+    Raises:
+        ConfigError: more micro-batches are asked for than there are samples for.
+    """
+    samples = config.train.prompts_per_step * config.sampler.group_size // config.train.minibatches
+    if place.layout.microbatches is not None and place.row_multiple > samples:
+        raise ConfigError(
+            "a pipeline has more micro-batches than a batch has samples for them",
+            got=f"microbatches={place.layout.microbatches} of {row_parts(place.mesh)} rows, "
+            f"{samples} samples",
+            hint=f"at most {max(1, samples // row_parts(place.mesh))}",
+        )
     return Passes(
         put=place.put_rows,
         plan=row_planner(config, place.row_multiple),

@@ -22,13 +22,14 @@ import secrets
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 
 from jaxrl_llm.errors import ConfigError, RunDirectoryError
-from jaxrl_llm.sharding.processes import exchange, of_first
+from jaxrl_llm.sharding.processes import exchange, of_first, several
 
 _PACKAGES = ("jaxrl_llm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
@@ -79,7 +80,7 @@ class RunDirectory:
         self._made = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = (path / ".lock").open("w")
+            self._lock = (path / ".lock").open("a")
         except OSError as error:
             raise RunDirectoryError(
                 "the run directory can't be written",
@@ -111,6 +112,15 @@ class RunDirectory:
                 got="; ".join(told[:3]),
                 hint="put it back, or --fresh for another run",
             )
+
+    def mark(self) -> str:
+        """Writes a new word into the lock's file, by which others know that they see the same
+        directory, and returns it."""
+        word = secrets.token_hex(8)
+        self._lock.truncate(0)
+        self._lock.write(word)
+        self._lock.flush()
+        return word
 
     def begin(self) -> None:
         """Write down what runs; called once everything is built, so that mistakes leave nothing."""
@@ -253,7 +263,7 @@ def open_together(
     """`RunDirectory` of all processes: the first one holds it; its seed and date are everyone's.
 
     Raises:
-        RunDirectoryError: as `RunDirectory`, in all processes.
+        RunDirectoryError: as `RunDirectory`, or not all see the directory; in all processes.
         ConfigError: the processes were started with different settings.
     """
     first = of_first(lambda: config)
@@ -271,7 +281,25 @@ def open_together(
         return mine[0].seed, mine[0].date
 
     held = of_first(open_here)
-    return mine[0] if mine else RunDirectory(path, config, diff=diff, seed=seed, held=held)
+    directory = mine[0] if mine else RunDirectory(path, config, diff=diff, seed=seed, held=held)
+    if several():
+        with directory.undone_on_error():
+            _check_seen_by_all(directory)
+    return directory
+
+
+def _check_seen_by_all(directory: RunDirectory) -> None:
+    word, lock = of_first(directory.mark), directory.path / ".lock"
+    until = time.monotonic() + 10.0  # a disk that several hosts share may show it late
+    while not (seen := lock.exists() and lock.read_text() == word) and time.monotonic() < until:
+        time.sleep(0.2)
+    for index, told in enumerate(exchange(seen)):
+        if not told:
+            raise RunDirectoryError(
+                f"process {index} does not see the run directory of process 0",
+                got=directory.path,
+                hint="--run-dir=… in a place that all hosts share",
+            )
 
 
 def write_atomically(path: pathlib.Path, text: str) -> pathlib.Path:

@@ -17,7 +17,8 @@ import jax
 
 
 def main(port: str, processes: int, index: int, mesh: str, hang: bool) -> None:
-    from jaxrl_llm.sharding.processes import ProcessConfig, Watchdog, start
+    from jaxrl_llm.sharding.joining import start
+    from jaxrl_llm.sharding.processes import ProcessConfig, Watchdog
 
     if processes > 1:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")

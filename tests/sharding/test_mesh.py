@@ -26,6 +26,14 @@ def test_a_mesh_may_leave_devices_out():
     assert [d.id for d in last.devices.flat] == [6, 7]
 
 
+def test_a_mesh_lies_on_the_devices_that_it_names():
+    mesh = make_mesh(MeshConfig(tensor=2, devices=(3, 4)))
+    assert dict(mesh.shape) == {"pipeline": 1, "data": 2, "fsdp": 1, "tensor": 2}
+    assert [d.id for d in mesh.devices.flat] == [3, 4, 5, 6]
+    part = make_mesh(MeshConfig(data=1, fsdp=2, devices=(5, 3)))
+    assert [d.id for d in part.devices.flat] == [5, 6]
+
+
 @pytest.mark.parametrize(
     ("layout", "words"),
     [
@@ -38,6 +46,10 @@ def test_a_mesh_may_leave_devices_out():
             {"data": 2, "fsdp": 4, "tensor": 2},
             ["--mesh.data=1", "--mesh.fsdp=2", "--mesh.tensor=1"],
         ),
+        ({"devices": (6, 4)}, ["4 from device 6 on, of 8", "--mesh.devices=6,2"]),
+        ({"devices": (8, 1)}, ["1 from device 8 on, of 8", "a first one below 8"]),
+        ({"devices": (-1, 2)}, ["mesh.devices", "(-1, 2)", "from 0 on"]),
+        ({"devices": (0, 4), "fsdp": 8}, ["fsdp 8 on 4", "--mesh.fsdp=4"]),
         ({"pipeline": 0}, ["mesh.pipeline", "≥ 1"]),
         ({"data": -2}, ["mesh.data", "-1 or ≥ 1"]),
         ({"zero": 1}, ["mesh.zero", "fsdp"]),

@@ -5,19 +5,26 @@
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from jaxrl_llm.checkpoint.pretrained import TINY_CONFIG
+from jaxrl_llm.checkpoint.run_params import restore_trained
 from jaxrl_llm.cli.export import main as export
+from jaxrl_llm.models.transformer import forward, init_params, logits
+from jaxrl_llm.text.tokenizer import bytes_tokenizer
 from jaxrl_llm.train import main
 
 CONFIG = pathlib.Path(__file__).with_name("ppo_digits.py")
+CHECK = pathlib.Path(__file__).parents[2] / "scripts" / "check_exports.py"
 BASE = [f"--config={CONFIG}", "--train.seed=3", "--train.eval_every=0"]
 BASE += ["--algo.kl_coef=0.05", "--train.steps=3", "--train.checkpoint_every=1"]
 BASE += ["--optimizer.learning_rate=1e-2", "--monitor.tensorboard=False"]
@@ -58,13 +65,49 @@ def alone(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def apart(alone):
+    """A run with every role on its own mesh, killed after its first step and started again."""
+    run = alone / "apart"
+    args = [*BASE, *APART, f"--rollouts.read={alone / 'store'}", f"--run-dir={run}"]
+    train_until_killed(args, run / "checkpoints" / "1")
+    assert main(args) == 0
+    return run
+
+
 @pytest.mark.full
-def test_every_role_on_its_own_mesh(alone, tmp_path):
+def test_the_checkpoint_of_a_mesh_run_is_the_same_model_in_transformers(apart, tmp_path):
+    """Needs JAXRL_LLM_PARITY_PYTHON: an interpreter with torch and transformers."""
+    python = os.environ.get("JAXRL_LLM_PARITY_PYTHON")
+    if not python:
+        pytest.skip("JAXRL_LLM_PARITY_PYTHON names no interpreter with torch and transformers")
+    folder, text, tokenizer = tmp_path / "out", "ab naïve", bytes_tokenizer()
+    assert export([f"{apart}@3", str(folder)]) == 0
+    params = restore_trained(apart, 3)
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, TINY_CONFIG.vocab_size, (4, 40), np.int32)
+    positions = jnp.broadcast_to(jnp.arange(40)[None, :], tokens.shape)
+    hidden = forward(
+        params, TINY_CONFIG, jnp.asarray(tokens), positions, jnp.ones(tokens.shape, jnp.int32)
+    )
+    computed = np.asarray(logits(params, hidden, TINY_CONFIG))
+    np.savez(f"{folder}.npz", tokens=tokens, logits=computed, ids=tokenizer.encode(text))
+    pathlib.Path(f"{folder}.json").write_text(json.dumps({"config": {}, "text": text}))
+    # It has learnt: the random model that it began with is another.
+    first = init_params(TINY_CONFIG, jax.random.key(0), jnp.float32)
+    assert np.abs(first["embed"] - params["embed"]).max() > 1e-3
+    command = [python, str(CHECK), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert json.loads(done.stdout)["gap"] < 1e-4
+
+
+@pytest.mark.full
+def test_every_role_on_its_own_mesh(alone, apart, tmp_path):
     run = tmp_path / "run"
+    shutil.copytree(apart, run)
     args = [f"--rollouts.read={alone / 'store'}", f"--run-dir={run}"]
-    train_until_killed([*BASE, *APART, *args], run / "checkpoints" / "1")
-    # The same command goes on, and then one for other meshes from its second step.
-    assert main([*BASE, *APART, *args]) == 0
+    # The run of many meshes, and one that goes on from its second step on others.
     expected, found = steps(alone / "run"), steps(run)
     assert_same(found[1], expected[1])
     (run / "DONE").unlink()
@@ -90,6 +133,10 @@ def test_every_role_on_its_own_mesh(alone, tmp_path):
     [
         (["--mesh.tensor=8"], "--mesh.tensor=4"),
         (["--mesh.data=1", "--mesh.pipeline=3"], "--mesh.pipeline=2"),
+        (["--mesh.pipeline=16"], "--mesh.pipeline=2"),
+        (["--mesh.pipeline=2", "--mesh.microbatches=1000000"], "at most 8"),
+        (["--mesh.devices=4,5"], "--mesh.devices=4,4"),
+        (["--sampler.mesh.devices=8,1"], "a first one below 8"),
         (["--critic.mesh.tensor=8"], "--critic.mesh.tensor=4"),
         (["--ref_mesh.fsdp=3"], "--ref_mesh.fsdp=2 or 4"),
         (["--sampler.mesh.tensor=8"], "--sampler.mesh.tensor=4"),

@@ -38,17 +38,18 @@ def slurm_variables(port, count, index):
     }
 
 
-def running(folder, count, run, *, hang=(), only=None, slurm=False, base=GRPO):
+def running(folder, count, run, *, hang=(), only=None, slurm=False, base=GRPO, apart=False):
     """So many processes with four devices together; those of `hang` stop after two steps, those of
-    `only` get arguments of their own."""
+    `only` get arguments of their own. `apart`: each in a folder of its own, where `run` is."""
     cache = jax.config.jax_compilation_cache_dir
     port, group = free_port(), []
     for i in range(count):
-        args = [*base, *ARGS, f"--run-dir={folder / run}", f"--devices=cpu:{4 // count}"]
+        place = run if apart else folder / run
+        args = [*base, *ARGS, f"--run-dir={place}", f"--devices=cpu:{4 // count}"]
         args += (only or {}).get(i, [])
         if count > 1 and not slurm:
             args += [f"--coordinator=localhost:{port}", f"--processes={count}", f"--process={i}"]
-        told, last = str(folder / f"{run}.{i}"), "2" if i in hang else "-1"
+        told, last = str(folder / f"{pathlib.Path(run).name}.{i}"), "2" if i in hang else "-1"
         group.append(
             subprocess.Popen(
                 [sys.executable, str(SCRIPT), told, last, *args],
@@ -56,8 +57,10 @@ def running(folder, count, run, *, hang=(), only=None, slurm=False, base=GRPO):
                     **os.environ,
                     "XLA_FLAGS": "--xla_backend_optimization_level=0",
                     "JAX_COMPILATION_CACHE_DIR": str(cache),
+                    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
                     **(slurm_variables(port, count, i) if slurm else {}),
                 },
+                cwd=folder / str(i) if apart else None,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -135,16 +138,35 @@ def test_a_killed_process_ends_the_others_and_all_resume(both, tmp_path, lost):
         time.sleep(2.0)  # the other one waits for this one's share of the third step
         os.kill(group[lost].pid, signal.SIGKILL)
         _, errors = group[1 - lost].communicate(timeout=100)
-        assert group[1 - lost].returncode != 0
-    if lost == 1:  # process 0 holds the service by which processes know of each other
-        lines = [line for line in errors.splitlines() if line.startswith("error: ")]
-        assert len(lines) == 1, errors[-2000:]
-        assert "process 1 of 2 is lost or late · got no sign of life for 6.0 s" in lines[0]
+        assert group[1 - lost].returncode == 2
+    lines = [line for line in errors.splitlines() if line.startswith("error: ")]
+    # Process 0 holds the service by which processes know of each other.
+    told = ("process 0 of 2 is lost · got no answer at localhost:",)
+    told += ("process 1 of 2 is lost or late · got no sign of life for 6.0 s",)
+    assert len(lines) == 1 and told[lost] in lines[0], errors[-2000:]
     finish(tmp_path, 2, "run")
     folder = both[0]
     assert rows(tmp_path, "run") == [
         pytest.approx(row, rel=1e-6, abs=1e-9) for row in rows(folder, "two")
     ]
+
+
+def test_all_see_the_same_data_and_directory(tmp_path):
+    rows = [{"prompt": f"{i} plus {i} is", "completion": f" {2 * i}"} for i in range(40)]
+    for index in range(2):
+        (tmp_path / str(index)).mkdir()
+        lines = "".join(json.dumps(row) + "\n" for row in rows[index:])
+        (tmp_path / str(index) / "rows.jsonl").write_text(lines)
+    base = ["--config=sft.py", *SUPERVISED, "--data.path=rows.jsonl"]
+    for run, told in (
+        (tmp_path / "run", "process 1 has another set of examples than process 0"),
+        ("run", "process 1 does not see the run directory of process 0"),
+    ):
+        with running(tmp_path, 2, run, base=base, apart=True) as group:
+            texts = [process.communicate(timeout=200)[1] for process in group]
+        assert [process.returncode for process in group] == [2, 2], texts
+        assert all(told in text for text in texts), texts
+        assert not list(tmp_path.glob("*/run")) and not (tmp_path / "run").exists()
 
 
 def test_all_are_started_alike(tmp_path):
