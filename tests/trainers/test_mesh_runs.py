@@ -134,7 +134,7 @@ def test_every_role_on_its_own_mesh(alone, apart, tmp_path):
         (["--mesh.tensor=8"], "--mesh.tensor=4"),
         (["--mesh.data=1", "--mesh.pipeline=3"], "--mesh.pipeline=2"),
         (["--mesh.pipeline=16"], "--mesh.pipeline=2"),
-        (["--mesh.pipeline=2", "--mesh.microbatches=1000000"], "at most 8"),
+        (["--mesh.pipeline=2", "--mesh.microbatches=1000000"], "at most 16"),
         (["--mesh.devices=4,5"], "--mesh.devices=4,4"),
         (["--sampler.mesh.devices=8,1"], "a first one below 8"),
         (["--critic.mesh.tensor=8"], "--critic.mesh.tensor=4"),
