@@ -47,6 +47,12 @@ PAIRS: dict[str, tuple[str, str, dict, dict]] = {
         {"data": 1, "fsdp": 16},
         {"micro": 16, "width": 1152, "targets": 768},
     ),
+    "llama-wide": (
+        "meta-llama/Llama-3.1-8B",
+        "v5p:4x4x4",
+        {"data": 4, "fsdp": 16},
+        {"micro": 64, "width": 1152, "targets": 768},
+    ),
     "qwen3-fsdp": ("Qwen/Qwen3-8B", EIGHT, {"data": 2, "fsdp": 4}, {}),
     "qwen3-tensor": (
         "Qwen/Qwen3-0.6B",
