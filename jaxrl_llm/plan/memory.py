@@ -202,6 +202,9 @@ def update_phases(load: Workload, layout: MeshConfig) -> dict[str, dict[str, flo
     head_grad = {"gradient of the head": table * WIDE / layout.fsdp}
     new = {"new gradients": tree_bytes(model, layout, "gradients", size, layers_only=True)}
     gathers = layout.fsdp > 1
+    # Products give gradients in float32. Over `data` alone those of a layer are summed whole.
+    summed = {"a layer's gradients": _layer_bytes(model, WIDE) / layout.tensor}
+    summed = summed if layout.data > 1 and not gathers else {}
     # Summed over devices whole, then split: the sum is another array.
     embedding = table * size * (2 if layout.data * layout.fsdp > 1 else 1)
     return {
@@ -213,6 +216,7 @@ def update_phases(load: Workload, layout: MeshConfig) -> dict[str, dict[str, flo
         | kept
         | head_grad
         | new
+        | summed
         | {
             "work of a layer": layer_bytes(load, layout),
             "gathered weights": _layer_bytes(model, size) / layout.tensor * gathers,
