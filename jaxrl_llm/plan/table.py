@@ -135,7 +135,9 @@ def _programs(memory: Memory, programs: Sequence[Compiled]) -> Iterator[str]:
         moved = sum(size for _, size in p.collectives.values())
         kinds = [f"{int(n)} {kind}" for kind, (n, _) in sorted(p.collectives.items())]
         kinds += [f"{int(n)} {name}" for name, n in kernel_counts(p).items()]
-        kinds += [f"{p.open_loops} loops counted once"] if p.open_loops else []
+        kinds += [f"{p.open_loops} loop{'s' * (p.open_loops > 1)} counted once"] * (
+            p.open_loops > 0
+        )
         yield (
             f"{p.name:<18}{p.peak / GIB:10.2f}{(peaks[p.name] - p.peak) / GIB:8.2f}"
             f"{p.flops / 1e12:10.3f}{moved / GIB:11.3f}{p.seconds:7.1f}  " + ", ".join(kinds)
