@@ -24,6 +24,7 @@ from jaxrl_llm.models.kernels.shards import on_shards
 from jaxrl_llm.models.kernels.splash import splash_attention
 from jaxrl_llm.models.kernels.triton import triton_attention, triton_rows
 from jaxrl_llm.models.paged_attention import paged_attention
+from jaxrl_llm.models.transformer import forward
 from jaxrl_llm.rollout.engine import Engine, EngineConfig, Request, SamplingParams
 from jaxrl_llm.sharding.mesh import MeshConfig, make_mesh
 from jaxrl_llm.types import Prompt
@@ -191,6 +192,32 @@ def interpreted(monkeypatch, platform):
     )
     kernels = {name: functools.partial(kernel, interpret=True) for name, kernel in PAGES.items()}
     monkeypatch.setattr(pages, "PAGE_KERNELS", kernels)
+
+
+@pytest.mark.parametrize("meshed", [False, True])
+def test_a_decoder_of_unlike_layers_by_kernels_is_the_same_decoder(
+    tiny_config, tiny_params, monkeypatch, meshed
+):
+    """A windowed layer and one that sees all, a soft cap, layers computed again."""
+    traits = {"sliding_window": 8, "window_layers": (True, False), "attention_softcap": 5.0}
+    config = dataclasses.replace(tiny_config, **traits)
+    positions, segments = (jnp.concatenate([x, x]) for x in packed_rows(40))
+    tokens = jax.random.randint(jax.random.key(0), positions.shape, 0, config.vocab_size)
+
+    def run(params, backend):
+        chosen = dataclasses.replace(config, attention_backend=backend)
+        out = forward(params, chosen, tokens, positions, segments, remat=True)
+        return jnp.sum(jnp.where((segments > 0)[:, :, None], jnp.sin(out), 0.0))
+
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2) if meshed else MeshConfig(data=1))
+    with jax.set_mesh(mesh):
+        grad = jax.jit(jax.value_and_grad(run), static_argnums=1)
+        want = grad(tiny_params, "xla")
+        interpreted(monkeypatch, "tpu")
+        got = grad(tiny_params, "splash")
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-5)
+    for a, b in zip(*map(jax.tree.leaves, (got[1], want[1])), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.max(jnp.abs(b))))
 
 
 @pytest.mark.parametrize(("platform", "name"), [("tpu", "mosaic"), ("gpu", "triton")])

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -133,7 +134,10 @@ def triton_rows(
     It knows no groups: keys and values are repeated for the queries that share them. Padding
     (segment 0) returns 0.
     """
-    from jax.experimental.pallas.ops.gpu import attention as flash
+    with warnings.catch_warnings():
+        # From jax 0.12 on it points to tokamax, which Python 3.11 can't have.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from jax.experimental.pallas.ops.gpu import attention as flash
 
     length, heads, width = q.shape[1:]
     fill = -length % _ROW
