@@ -334,7 +334,7 @@ class Algorithm(Requirements):
             raw = corrections.importance_weights(old, sampler, mask, segments, level=level)
             function = corrections.CORRECTIONS[self.settings["correction"]]
             weights = _apply((function, ("raw",)), {"raw": raw}, self.settings)
-            marks["sampling/importance_sampling_ratio/mean"] = raw
+            marks["correction/ratio_mean"] = raw
             marks["correction/changed_mean"] = weights != raw
         if self._is_on("rejection"):
             chosen = {

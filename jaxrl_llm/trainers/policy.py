@@ -249,13 +249,38 @@ def whole_batch_shares(parts: list[RouterStats]) -> tuple[Float[Array, " E"], Fl
 def sampler_gap(
     logp: Float[Array, "N T"], batch: Batch
 ) -> dict[str, tuple[Float[Array, ""], Array]]:
-    """Trainer against sampler on the trained tokens: (sum, count), (largest, 1) under "/max"."""
+    """Trainer (π) against sampler (μ) on the trained tokens: (sum, count), (largest, 1) for "/max".
+
+    With ``w = π/μ`` of a token: `mismatch_k1` is the mean of ``−log w`` and `mismatch_k3` of
+    ``w − 1 − log w``, two estimates of KL(μ ‖ π) (http://joschu.net/blog/kl-approx.html); the
+    ratio itself by its mean, mean square and largest value (`effective_share`).
+    """
     logp = jax.lax.stop_gradient(logp)
     gap = jnp.where(batch.mask, logp - batch.logp_sampler.astype(logp.dtype), 0.0)
     count = jnp.sum(batch.mask).astype(logp.dtype)
-    ratio = jnp.where(batch.mask, jnp.exp(jnp.clip(gap, -20.0, 20.0)), 0.0)
+    one, clipped = jnp.ones_like(count), jnp.clip(gap, -20.0, 20.0)
+    ratio = jnp.where(batch.mask, jnp.exp(clipped), 0.0)
+    k3 = jnp.where(batch.mask, jnp.expm1(clipped) - clipped, 0.0)
     return {
         "sampling/sampling_logp_difference/mean": (jnp.sum(jnp.abs(gap)), count),
-        "sampling/sampling_logp_difference/max": (jnp.max(jnp.abs(gap)), jnp.ones_like(count)),
+        "sampling/sampling_logp_difference/max": (jnp.max(jnp.abs(gap)), one),
+        "sampling/mismatch_k1": (-jnp.sum(gap), count),
+        "sampling/mismatch_k3": (jnp.sum(k3), count),
         "sampling/importance_sampling_ratio/mean": (jnp.sum(ratio), count),
+        "sampling/importance_sampling_ratio/max": (jnp.max(ratio), one),
+        _SQUARE: (jnp.sum(jnp.square(ratio)), count),
     }
+
+
+_SQUARE = "sampling/importance_sampling_ratio/square"
+
+
+def effective_share(metrics: dict[str, float]) -> dict[str, float]:
+    """Metrics of a whole batch with the effective sample size of its ratios, as a share of its
+    tokens, ``(Σ w)² / (n · Σ w²)``, in place of their mean square."""
+    rest = dict(metrics)
+    square = rest.pop(_SQUARE, None)
+    if square is not None:
+        mean = rest["sampling/importance_sampling_ratio/mean"]
+        rest["sampling/effective_sample_size"] = mean**2 / square if square else 0.0
+    return rest

@@ -25,6 +25,7 @@ from jaxrl_llm.trainers.policy import (
     RouterConfig,
     TrainFunctions,
     Weights,
+    effective_share,
     whole_batch_shares,
 )
 from jaxrl_llm.trainers.state import TrainState, put, take_step, taken
@@ -196,7 +197,7 @@ class Updater:
             ),
             step=step,
         )
-        return metrics
+        return effective_share(metrics)
 
     def _routed(self, micro_batches: list[Batch]) -> Any:
         """How the whole optimiser batch is spread over experts, where a loss needs it."""

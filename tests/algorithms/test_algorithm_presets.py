@@ -409,7 +409,7 @@ def test_metric_names():
     _, metrics = algorithm.loss(LOGP, ENTROPY, batch, algorithm.counts(batch.mask))
     assert set(metrics) == {
         "approx_kl", "clip_ratio/high_mean", "clip_ratio/low_mean", "clip_ratio/region_mean",
-        "correction/changed_mean", "entropy", "kl", "sampling/importance_sampling_ratio/mean",
+        "correction/changed_mean", "correction/ratio_mean", "entropy", "kl",
     }  # fmt: skip
     assert all(float(count) == MASK.sum() for _, count in metrics.values())
     total, count = metrics["entropy"]

@@ -93,7 +93,8 @@ def test_a_run_leaves_everything_that_it_promises(straight):
         "reward", "reward_std", "frac_reward_zero_std", "rewards/digits/mean",
         "completions/mean_length", "completions/clipped_ratio", "entropy", "clip_ratio/low_mean",
         "grad_norm", "learning_rate", "num_tokens", "sampling/sampling_logp_difference/mean",
-        "sampling/sampling_logp_difference/max",
+        "sampling/sampling_logp_difference/max", "sampling/mismatch_k1", "sampling/mismatch_k3",
+        "sampling/importance_sampling_ratio/max", "sampling/effective_sample_size",
     }  # fmt: skip
     assert expected <= set(rows[5])
 
