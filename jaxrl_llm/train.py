@@ -28,7 +28,7 @@ import jax
 
 from jaxrl_llm.errors import ConfigError, UserError
 from jaxrl_llm.sharding.processes import ProcessConfig, Watchdog, of_first
-from jaxrl_llm.trainers.devices import choose_devices
+from jaxrl_llm.trainers.devices import check_devices, choose_devices
 
 
 @dataclasses.dataclass
@@ -75,6 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         group = launch.group()
         choose_devices(launch.devices, None if launch.help else group)
         with Watchdog(group.lost_after):
+            if launch.devices is not None and not launch.help:
+                check_devices(launch.devices)
             return run(launch, overrides)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

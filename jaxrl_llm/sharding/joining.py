@@ -17,6 +17,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -143,15 +144,17 @@ def _tell_if_first_is_lost() -> None:
     state = distributed.global_state
     address = str(state.coordinator_address)
     host, port = address.rsplit(":", 1)
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
-    except OSError as error:
-        lost = LostProcess(
-            f"process 0 of {state.num_processes} is lost",
-            got=f"no answer at {address} ({error.strerror or error})",
-            hint="start all processes again: the run continues from its checkpoint",
-        )
-        _end(lost, 2)
+    for _ in range(20):  # what a killed process leaves open takes a moment to close
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
+        except OSError as error:
+            lost = LostProcess(
+                f"process 0 of {state.num_processes} is lost",
+                got=f"no answer at {address} ({error.strerror or error})",
+                hint="start all processes again: the run continues from its checkpoint",
+            )
+            _end(lost, 2)
+        time.sleep(0.1)
 
 
 def _end(error: UserError, terminal: int) -> NoReturn:

@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src import distributed  # what processes know of each other before devices are looked for
 from jax.experimental.multihost_utils import process_allgather
 
 from jaxrl_llm.errors import ConfigError, LostProcess, UserError
@@ -83,13 +84,13 @@ def _is_address(text: str) -> bool:
 
 
 def several() -> bool:
-    """Whether there are other processes; asking starts no backend of JAX where there are none."""
-    return jax.distributed.is_initialized() and jax.process_count() > 1
+    """Whether there are other processes; asking starts no backend of JAX."""
+    return jax.distributed.is_initialized() and _count() > 1
 
 
 def is_first() -> bool:
     """Whether this process writes what all have in common."""
-    return not several() or jax.process_index() == 0
+    return not several() or _index() == 0
 
 
 def exchange(value: Any) -> list[Any]:
@@ -114,7 +115,7 @@ def exchange(value: Any) -> list[Any]:
 
 def share(items: Sequence[Any]) -> Sequence[Any]:
     """What this process works on: each gets another part, and together all."""
-    return items[jax.process_index() :: jax.process_count()] if several() else items
+    return items[_index() :: _count()] if several() else items
 
 
 def gathered(items: Sequence[Any]) -> list[Any]:
@@ -187,7 +188,7 @@ class Watchdog:
     def __enter__(self) -> Watchdog:
         if several():
             self._answered = now = time.monotonic()
-            others = (i for i in range(jax.process_count()) if i != jax.process_index())
+            others = (i for i in range(_count()) if i != _index())
             self._heard = {i: ("", now) for i in others}
             # A call to a stopped coordinator hangs: who judges must not be the one who calls.
             self._threads = [
@@ -213,7 +214,7 @@ class Watchdog:
 
     def _let_others_end(self) -> None:
         """Process 0, where the service runs, goes last: the others would end in JAX's words."""
-        if jax.process_index() > 0:
+        if _index() > 0:
             return
         now = time.monotonic()
         left = {i for i, (_, when) in self._heard.items() if now - when <= self._lost_after}
@@ -262,7 +263,7 @@ class Watchdog:
         os._exit(error.exit_code)
 
     def _verdict(self, now: float) -> LostProcess | None:
-        count = jax.process_count()
+        count = _count()
         again = "start all processes again: the run continues from its checkpoint"
         for i, (beat, _) in self._heard.items():
             if beat.startswith(_FAILED):
@@ -283,11 +284,16 @@ def _is_last(beat: str) -> bool:
 
 def _say(beat: str) -> None:
     """Tells the others, by way of the service."""
-    _client().key_value_set(f"{_BEATS}{jax.process_index()}", beat, allow_overwrite=True)
+    _client().key_value_set(f"{_BEATS}{_index()}", beat, allow_overwrite=True)
 
 
 def _client() -> Any:
-    """The client of the coordination service, which JAX has no public name for."""
-    from jax._src import distributed
-
     return distributed.global_state.client
+
+
+def _index() -> int:
+    return distributed.global_state.process_id
+
+
+def _count() -> int:
+    return distributed.global_state.num_processes

@@ -19,7 +19,8 @@ def choose_devices(devices: str | None, processes: ProcessConfig | None = None) 
     """Pick platform and compilation cache before the backend starts; `cpu:8` makes 8 devices.
 
     Args:
-        processes: to join; None: this one works alone.
+        processes: to join; None: this one works alone. With others the devices are not looked for:
+            who is lost then would be waited for, if no `Watchdog` watches `check_devices`.
     """
     from jaxrl_llm.checkpoint.pretrained import cache_folder
 
@@ -30,8 +31,8 @@ def choose_devices(devices: str | None, processes: ProcessConfig | None = None) 
         _set_platform(devices)
     if processes is not None:
         start(processes)
-    if devices is not None:
-        _check_there(devices)
+    elif devices is not None:
+        check_devices(devices)
 
 
 def _set_platform(devices: str) -> None:
@@ -48,7 +49,8 @@ def _set_platform(devices: str) -> None:
             os.environ.setdefault("PJRT_NPROC", str(4 * int(count)))
 
 
-def _check_there(devices: str) -> None:
+def check_devices(devices: str) -> None:
+    """Raises ConfigError if no device of the kind can be used; starts the backend."""
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as error:

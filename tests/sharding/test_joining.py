@@ -19,6 +19,14 @@ from jaxrl_llm.train import leave, main
 leave(main(["--config=tiny_grpo.py", "--devices=cpu:1", "--lost-after=1", *sys.argv[1:]]))
 """
 
+DIES = """
+import os, signal, sys
+from jaxrl_llm.sharding.joining import start
+from jaxrl_llm.sharding.processes import ProcessConfig
+start(ProcessConfig(sys.argv[1], 2, 1, lost_after=1.0))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
 
 def test_a_port_that_another_program_has():
     with socket.socket() as other:
@@ -67,3 +75,21 @@ def test_who_is_not_found_or_not_wanted_is_one_line(tmp_path):
     assert late in texts[0] and late in texts[1]
     # One of the two with the same number is let in.
     assert sorted(refused in text for text in texts[2:4]) == [False, True]
+
+
+@pytest.mark.full
+def test_who_dies_before_devices_are_looked_for_is_one_line(tmp_path):
+    address = f"localhost:{free_port()}"
+    with subprocess.Popen([sys.executable, "-c", DIES, address]) as second:
+        command = [f"--coordinator={address}", "--processes=2", "--process=0"]
+        first = subprocess.run(
+            [sys.executable, "-c", CHILD, f"--run-dir={tmp_path / 'run'}", *command],
+            env={**os.environ, "XLA_FLAGS": ""},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (first.returncode, second.returncode) == (2, -9), first.stderr[-2000:]
+    lines = [line for line in first.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1 and "process 1 of 2 is lost or late" in lines[0], first.stderr[-2000:]
