@@ -107,9 +107,18 @@ def test_right_padding_changes_neither_loss_nor_gradient():
         assert bool(jnp.all(jnp.isfinite(hidden)))  # on padding, too
 
 
-def test_recomputing_layers_changes_nothing():
-    config, params = tiny_model()
-    tokens = jnp.stack(rows_of(config, [11, 11]))
+NORMS_AND_WINDOWS = {
+    "qk_norm": "head",
+    "post_norms": True,
+    "sliding_window": 20,
+    "window_layers": (True, False),
+}
+
+
+@pytest.mark.parametrize(("traits", "length"), [({}, 11), (NORMS_AND_WINDOWS, 70)])
+def test_recomputing_layers_changes_nothing(traits, length):
+    config, params = tiny_model(**traits)
+    tokens = jnp.stack(rows_of(config, [length, length]))
     args = (params, config, tokens, positions_like(tokens), jnp.ones_like(tokens))
     (loss, _), grads = loss_and_grads(*args)
     (again, _), more = loss_and_grads(*args, remat=True)
