@@ -11,7 +11,7 @@ import numpy as np
 from tiny_model import tiny_model
 
 from jaxrl_llm.checkpoint.score_folder import save_score_folder
-from jaxrl_llm.text.tokenizer import bytes_tokenizer
+from jaxrl_llm.text.tokenizer import Tokenizer, bytes_tokenizer
 
 # Of several lengths; two with an end token (257) inside, all with one at the end.
 SEQUENCES = [
@@ -22,7 +22,9 @@ SEQUENCES = [
 ]
 
 
-def write_score_model(folder: pathlib.Path, classes: int) -> pathlib.Path:
+def write_score_model(
+    folder: pathlib.Path, classes: int, tokenizer: Tokenizer | None = None
+) -> pathlib.Path:
     """A folder with a tiny random classifier: one label a sequence, or two a token."""
     config, decoder = tiny_model(seed=4, num_layers=2)
     draw = np.random.default_rng(5)
@@ -30,4 +32,4 @@ def write_score_model(folder: pathlib.Path, classes: int) -> pathlib.Path:
     if classes > 1:
         score["bias"] = jnp.asarray(draw.standard_normal(classes), jnp.float32)
     params = {"decoder": decoder, "score": score}
-    return save_score_folder(folder, params, config, bytes_tokenizer())
+    return save_score_folder(folder, params, config, tokenizer or bytes_tokenizer())

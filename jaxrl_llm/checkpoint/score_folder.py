@@ -56,11 +56,12 @@ def save_score_folder(
     """Write a reward model as a folder that `transformers` loads, never half-written.
 
     `transformers` reads the score at the last token that is not padding, so the padding token that
-    the folder names is one that ends no reply.
+    the folder names, for the model and for its tokenizer, is one that ends no reply.
 
     Raises:
-        ModelError: as `save_folder`.
+        ModelError: as `save_folder`; or as `padding_id`.
     """
+    tokenizer = tokenizer.padding_with(padding_id(tokenizer))
     with output_folder(folder, MODEL_FILES, _KIND) as building:
         write_model(building, params["decoder"], config, tokenizer, max_shard_bytes, kind=_KIND)
         classes = params["score"]["weight"].shape[0]
@@ -73,7 +74,6 @@ def save_score_folder(
             "architectures": [causal.replace("ForCausalLM", _KINDS[classes])],
             "id2label": _LABELS[classes],
             "label2id": {label: int(index) for index, label in _LABELS[classes].items()},
-            "pad_token_id": padding_id(tokenizer),
         }
         text = json.dumps(attributes, indent=2) + "\n"
         (building / "config.json").write_text(text, encoding="utf-8")
@@ -84,10 +84,11 @@ def padding_id(tokenizer: Tokenizer) -> int:
     """A token to pad with that no reply ends in: the model's own, or another special one.
 
     Raises:
-        ModelError: every special token ends replies.
+        ModelError: every special token ends replies, or has no spelling to name it by.
     """
     for token in (tokenizer.pad_id, tokenizer.unk_id, tokenizer.bos_id):
-        if token is not None and token not in tokenizer.eos_ids:
+        spelled = tokenizer.id_to_token(token) is not None
+        if spelled and token not in tokenizer.eos_ids:
             return token
     raise ModelError("the tokenizer has no token to pad with that does not end replies")
 

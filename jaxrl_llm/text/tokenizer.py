@@ -120,6 +120,13 @@ class Tokenizer:
         dated.now = now
         return dated
 
+    def padding_with(self, index: int) -> Tokenizer:
+        """This tokenizer with another token to pad with, which a saved folder then names."""
+        padded = copy.copy(self)
+        padded.pad_id = index
+        padded.settings = {**self.settings, "pad_token": self.id_to_token(index)}
+        return padded
+
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD, unknown ids vanish."""
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special)

@@ -27,7 +27,7 @@ from jaxrl_llm.checkpoint.score_folder import (
 )
 from jaxrl_llm.data.encode import Unit
 from jaxrl_llm.data.packing import PackedStream, UnitStream, in_batches, pack_step
-from jaxrl_llm.errors import ConfigError
+from jaxrl_llm.errors import ConfigError, ModelError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import attach, init_adapter, merge
 from jaxrl_llm.models.placement import Placement
@@ -113,7 +113,8 @@ def gather(
     path = trained or config.model.path
     model = None
     if isinstance(config, RewardConfig):
-        model = load_scoring(path, 2 if config.reward.kind == "steps" else 1, dtype, seed)
+        classes = 2 if config.reward.kind == "steps" else 1
+        model = load_scoring(path, classes, dtype, seed if trained is None else None)
     base, tokenizer = (model.config, model.tokenizer) if model else peek(path)
     check_context(config, base)
     # Scalings of rotary frequencies that depend on the length are the same for a whole run.
@@ -133,18 +134,28 @@ def gather(
     return Pieces(config, seed, place, model_config, params, ref_params, tokenizer, data)
 
 
-def load_scoring(path: str, classes: int, dtype: Any, seed: int) -> ScoringModel:
-    """A reward model to train on: a folder that is one, or a language model with a new head.
+def load_scoring(path: str, classes: int, dtype: Any, seed: int | None) -> ScoringModel:
+    """A reward model: a folder that is one, or a language model with a new head.
+
+    Args:
+        seed: of a new head; None refuses to make one.
 
     Raises:
-        ModelError: as `load`; or the tokenizer has no token to pad exported batches with.
+        ModelError: as `load`; the folder is no reward model of this kind; or the tokenizer has no
+            token to pad exported batches with.
     """
     if is_score_folder(path):
-        return load_score_folder(path, dtype)
+        scoring = load_score_folder(path, dtype)
+        if scoring.params["score"]["weight"].shape[0] != classes:
+            judges = "steps, not replies" if classes == 1 else "replies, not steps"
+            raise ModelError(f"{path} judges {judges}", hint="another model, or --reward.kind")
+        padding_id(scoring.tokenizer)
+        return scoring
     model = load(path, dtype)
+    if seed is None:
+        raise ModelError(f"{path} is no reward model", hint="the export of a run of this config")
     padding_id(model.tokenizer)  # refuses here what an export would refuse after hours
-    # A reward model has no output head.
-    config = dataclasses.replace(model.config, tie_word_embeddings=True)
+    config = dataclasses.replace(model.config, tie_word_embeddings=True)  # no output head
     decoder = {name: leaf for name, leaf in model.params.items() if name != "head"}
     head = init_score_head(config, classes, jax.random.key(seed), dtype)
     return ScoringModel(config, {"decoder": decoder, "score": head}, model.tokenizer)
