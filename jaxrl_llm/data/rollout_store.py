@@ -12,19 +12,19 @@ JSON in a byte array beside them. Nothing in a file is executed, and everything 
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import json
 import math
 import os
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxrl_llm.data.records import clip
-from jaxrl_llm.errors import ConfigError, DataError, RunDirectoryError
+from jaxrl_llm.errors import DataError, RunDirectoryError
 from jaxrl_llm.types import Prompt, Reward, Rollout
 
 _FORMAT = "jaxrl_llm rollouts 1"
@@ -41,62 +41,18 @@ _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError, Re
 _NAME = re.compile(r"step-(\d{8,})\.safetensors")
 
 
-@dataclasses.dataclass(frozen=True)
-class StoredConfig:
-    """Rollouts on disk: sample without training, or train without sampling.
-
-    Attributes:
-        write: a folder that gets the rollouts of every step, with their rewards.
-        read: a folder that an earlier run wrote; its rollouts are trained on, step by step, and
-            nothing is sampled but for held-out evaluation.
-        update: False samples, judges and writes, and leaves the model as it is.
-    """
-
-    write: str | None = None
-    read: str | None = None
-    update: bool = True
-
-    def __post_init__(self) -> None:
-        if self.read is not None and (self.write is not None or not self.update):
-            raise ConfigError(
-                "rollouts are read to be trained on: they can't be written or left alone as well",
-                got=f"rollouts.write={self.write}, rollouts.update={self.update}",
-                hint="either --rollouts.read or --rollouts.write",
-            )
-        if not self.update and self.write is None:
-            raise ConfigError(
-                "a run that neither trains nor writes does nothing", hint="--rollouts.write=FOLDER"
-            )
-
-    def open(self, steps: int) -> RolloutStore:
-        """The folder to read from, which has every step of the run.
-
-        Raises:
-            DataError: a step is missing.
-        """
-        assert self.read is not None
-        store = RolloutStore(self.read)
-        there = store.steps()
-        missing = sorted(set(range(1, steps + 1)) - set(there))
-        if missing:
-            raise DataError(
-                f"{self.read} does not hold the rollouts of every step of this run",
-                got=f"steps {there[0]} … {there[-1]}" if there else "no step",
-                expected=f"steps 1 … {steps}",
-                hint=f"--train.steps={missing[0] - 1}" if missing[0] > 1 else "another folder",
-            )
-        return store
-
-
 class RolloutStore:
     """A folder with one file a step.
 
     Args:
         folder: made by the first `write`.
+        run: JSON values that tell the run which writes from all others; every file carries them.
+            None: nobody asks.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]):
+    def __init__(self, folder: str | os.PathLike[str], run: Mapping[str, Any] | None = None):
         self.folder = pathlib.Path(folder)
+        self.run = run
 
     def path(self, step: int) -> pathlib.Path:
         return self.folder / f"step-{step:08d}.safetensors"
@@ -108,10 +64,27 @@ class RolloutStore:
         found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
         return sorted(int(match[1]) for match in found if match)
 
+    def check_own(self, steps: Sequence[int] | None = None) -> None:
+        """That these steps, or all that are there, are of this store's run.
+
+        Raises:
+            DataError: another run wrote one of them.
+        """
+        for step in self.steps() if steps is None else steps:
+            if read_run(self.path(step)) != self.run:
+                raise DataError(
+                    f"{self.folder} holds rollouts of another run",
+                    got=self.path(step).name,
+                    expected="an empty folder, or steps that this run wrote before it was stopped",
+                    hint="--rollouts.write=… names another folder",
+                )
+
     def write(self, step: int, rollouts: Sequence[Rollout]) -> pathlib.Path:
-        """Writes a step, whole or not at all; see `write_rollouts`."""
+        """Writes a step, whole or not at all, over none of another run; see `write_rollouts`."""
         path = self.path(step)
-        write_rollouts(path, rollouts)
+        if path.exists():
+            self.check_own([step])
+        write_rollouts(path, rollouts, self.run)
         return path
 
     def read(self, step: int, *, vocab_size: int | None = None) -> list[Rollout]:
@@ -119,8 +92,15 @@ class RolloutStore:
         return read_rollouts(self.path(step), vocab_size=vocab_size)
 
 
-def write_rollouts(path: str | os.PathLike[str], rollouts: Sequence[Rollout]) -> None:
+def write_rollouts(
+    path: str | os.PathLike[str],
+    rollouts: Sequence[Rollout],
+    run: Mapping[str, Any] | None = None,
+) -> None:
     """Writes rollouts with their rewards, in order, whole or not at all.
+
+    Args:
+        run: JSON values that `read_run` gives back.
 
     Raises:
         DataError: an answer, a column or a note of a reward is of a type that JSON does not have
@@ -148,17 +128,35 @@ def write_rollouts(path: str | os.PathLike[str], rollouts: Sequence[Rollout]) ->
     arrays["prompt_lengths"] = np.array([len(prompt.tokens) for prompt in unique], np.int64)
     text = json.dumps(table, ensure_ascii=True)
     arrays["table"] = np.frombuffer(text.encode("ascii"), np.uint8)
+    metadata = {"format": _FORMAT} | ({} if run is None else {"run": json.dumps(run)})
     path = pathlib.Path(path)
     part = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:
-            file.write(save(arrays, metadata={"format": _FORMAT}))
+            file.write(save(arrays, metadata=metadata))
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
     except OSError as error:
         raise RunDirectoryError(f"can't write {path}", got=error.strerror or error) from error
+
+
+def read_run(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """What a file says of the run that wrote it, or None; its arrays are not read.
+
+    Raises:
+        DataError: as `read_rollouts`.
+    """
+    path = pathlib.Path(path)
+    try:
+        with _opened(path) as file:
+            text = file.metadata().get("run")
+        run = None if text is None else json.loads(text)
+        _demand(run is None or isinstance(run, dict), "what it says of its run is no table")
+        return run
+    except (_Damaged, *_MALFORMED) as error:
+        raise DataError(f"{path} does not hold rollouts", got=clip(str(error))) from error
 
 
 def read_rollouts(path: str | os.PathLike[str], *, vocab_size: int | None = None) -> list[Rollout]:
@@ -216,14 +214,21 @@ def _joined(parts: Sequence[Any], dtype: np.dtype) -> np.ndarray:
 
 
 def _arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
+    names = {*_PER_TOKEN, "lengths", "prompt_tokens", "prompt_lengths", "table"}
+    with _opened(path) as file:
+        _demand(set(file.keys()) == names, "other arrays than those of rollouts")
+        return {name: file.get_tensor(name) for name in names}
+
+
+@contextlib.contextmanager
+def _opened(path: pathlib.Path) -> Iterator[Any]:
+    """A file of our kind."""
     from safetensors import SafetensorError, safe_open
 
-    names = {*_PER_TOKEN, "lengths", "prompt_tokens", "prompt_lengths", "table"}
     try:
         with safe_open(path, framework="numpy") as file:
             _demand((file.metadata() or {}).get("format") == _FORMAT, "another kind of file")
-            _demand(set(file.keys()) == names, "other arrays than those of rollouts")
-            return {name: file.get_tensor(name) for name in names}
+            yield file
     except FileNotFoundError:
         raise _Damaged("no such file") from None
     except (SafetensorError, OSError) as error:

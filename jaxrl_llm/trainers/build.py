@@ -20,7 +20,7 @@ from jaxrl_llm.checkpoint.manager import CheckpointManager
 from jaxrl_llm.checkpoint.pretrained import peek
 from jaxrl_llm.data.curriculum import CurriculumStream, make_stream
 from jaxrl_llm.data.pipeline import PromptStream, check_lengths, content_digest, make_prompt
-from jaxrl_llm.data.rollout_store import RolloutStore
+from jaxrl_llm.data.stored_runs import RunIdentity
 from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import init_adapter
@@ -67,7 +67,9 @@ def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, 
         check_offload()
     base, tokenizer = peek(config.model.path)
     Placement.make(config.mesh, base)  # refuses before the model is read
-    keep_base(directory, config.model.path)
+    facts, sampler = keep_base(directory, config.model.path), config.sampler
+    begun = directory.date.isoformat()
+    identity = RunIdentity.of(directory.seed, begun, facts, sampler.group_size, sampler.temperature)
     tokenizer = tokenizer.at_time(directory.date)
     _, heldout_prompts, stream = build_data(config, tokenizer, base, directory.seed)
     # Scalings of rotary frequencies that depend on the length are the same for a whole run.
@@ -75,7 +77,9 @@ def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, 
     model_config = with_backend(base, config.model, context=longest)
     place = Placement.make(config.mesh, model_config)
     params = load_at(place, config.model.path, jnp.dtype(config.model.dtype))
-    trainer = build_trainer(config, model_config, params, tokenizer, directory.seed, stream)
+    trainer = build_trainer(
+        config, model_config, params, tokenizer, directory.seed, stream, identity
+    )
     del params
     source = trainer.source
     greedy = dataclasses.replace(source.sampling, temperature=0.0)
@@ -121,11 +125,12 @@ def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, 
     )
 
 
-def keep_base(directory: RunDirectory, name: str) -> None:
-    """Notes what model a run begins with; a resumed run must begin with the same."""
+def keep_base(directory: RunDirectory, name: str) -> dict[str, Any]:
+    """Notes and returns what model a run begins with; a resumed run must begin with the same."""
     facts = base_facts(name)
     directory.keep("base.json", facts, changes, f"the model {name}")
     check_alike(f"model under the name {name}", facts, "the same files on all hosts")
+    return facts
 
 
 def build_trainer(
@@ -135,8 +140,13 @@ def build_trainer(
     tokenizer: Tokenizer,
     seed: int,
     stream: PromptStream | CurriculumStream,
+    identity: RunIdentity | None = None,
 ) -> RLTrainer:
-    """The trainer over given parameters, which it takes over."""
+    """The trainer over given parameters, which it takes over.
+
+    Args:
+        identity: of the run, where rollouts are stored or read.
+    """
     sampler, train = config.sampler, config.train
     algorithm = resolve_algorithm(config)
     form = policy_form(config, algorithm)
@@ -171,7 +181,7 @@ def build_trainer(
         applied_entropy_coef=algorithm.entropy_coef,
     )
     return RLTrainer(
-        source=build_source(config, model_config, tokenizer, engine, stream, seed),
+        source=build_source(config, model_config, tokenizer, engine, stream, seed, identity),
         engine=engine,
         updater=updater,
         learns=config.rollouts.update,
@@ -229,9 +239,17 @@ def build_source(
     engine: Sampler,
     stream: PromptStream | CurriculumStream,
     seed: int,
+    identity: RunIdentity | None,
 ) -> Rollouts:
     """Samples a step's rollouts, or reads those of an earlier run."""
     sampler, stored = config.sampler, config.rollouts
+    written = read = None
+    if stored.write is not None:
+        assert identity is not None
+        written = of_first(lambda: stored.open_to_write(identity))
+    if stored.read is not None:
+        assert identity is not None
+        read = stored.open(config.train.steps, identity)
     pieces: dict[str, Any] = {
         "stream": stream,
         "prompts_per_step": config.train.prompts_per_step,
@@ -245,12 +263,16 @@ def build_source(
             seed=seed,
         ),
         "scorer": Scorer(config.rewards, tokenizer.decode, scoring_workers(config)),
-        "written": None if stored.write is None else RolloutStore(stored.write),
+        "written": written,
     }
-    if stored.read is None:
+    if read is None:
         return Rollouts(**pieces)
-    store = stored.open(config.train.steps)
-    return StoredRollouts(**pieces, read=store, vocab_size=model_config.vocab_size)
+    return StoredRollouts(
+        **pieces,
+        read=read,
+        vocab_size=model_config.vocab_size,
+        weights=counting_rewards(config.rewards),
+    )
 
 
 def build_functions(

@@ -44,8 +44,9 @@ def credit(
         greedy, judged = reward_arrays(values(baseline), 1)
         inputs |= {"greedy_rewards": greedy[:, 0], "valid": valid & judged}
     if algorithm.needs_reward_parts:
-        parts = [r.reward.parts if r.reward else {} for r in rollouts]
-        table = [[row.get(name, 0.0) for name in reward_parts] for row in parts]
+        unjudged = dict.fromkeys(reward_parts, 0.0)
+        parts = [r.reward.parts if r.reward else unjudged for r in rollouts]
+        table = [[row[name] for name in reward_parts] for row in parts]
         inputs["reward_parts"] = np.array(table).reshape(*rewards.shape, -1)
     if algorithm.needs_rollout_logp:
         inputs |= {"logp": batch.logp_old, "logp_ref": batch.logp_ref, "kl_coef": kl_coef}

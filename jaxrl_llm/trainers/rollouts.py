@@ -7,8 +7,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
+import pathlib
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from jaxrl_llm.data.curriculum import CurriculumStream
 from jaxrl_llm.data.pipeline import PromptStream
@@ -119,10 +121,12 @@ class StoredRollouts(Rollouts):
     Attributes:
         read: where they lie.
         vocab_size: token ids are below it.
+        weights: of the rewards that count, by name; the stored rewards must be made of these.
     """
 
     read: RolloutStore = dataclasses.field(kw_only=True)
     vocab_size: int = dataclasses.field(kw_only=True)
+    weights: Mapping[str, float] = dataclasses.field(kw_only=True)
 
     def collect(self, step: int, times: dict[str, float]) -> Collected:
         with timed(times, "sampling"):
@@ -143,14 +147,8 @@ class StoredRollouts(Rollouts):
                 expected=f"{self.prompts_per_step} prompts × {size} samples",
                 hint="the train.prompts_per_step and sampler.group_size that they were made with",
             )
-        for group in in_groups(rollouts, size):
-            if len({rollout.prompt.id for rollout in group}) > 1:
-                raise DataError(
-                    f"{path} holds groups of another size",
-                    got=", ".join(sorted({rollout.prompt.id for rollout in group})[:3])
-                    + " in one group",
-                    expected=f"{size} samples of each prompt, one after another",
-                )
+        check_groups(path, rollouts, size)
+        check_stored_rewards(path, rollouts, self.weights)
         prompt = max(len(rollout.prompt.tokens) for rollout in rollouts)
         new = max(len(rollout.tokens) for rollout in rollouts)
         config = self.engine.config
@@ -160,6 +158,54 @@ class StoredRollouts(Rollouts):
                 got=f"{prompt} prompt and {new} new tokens",
                 expected=f"at most {config.max_prompt_tokens} and {config.max_new_tokens}",
                 hint=f"--sampler.max_prompt_tokens={prompt} --sampler.max_new_tokens={new}",
+            )
+
+
+def check_groups(path: pathlib.Path, rollouts: Sequence[Rollout], size: int) -> None:
+    """That stored rollouts are whole groups of `size`, each of a prompt of its own.
+
+    Raises:
+        DataError: they are not.
+    """
+    expected = f"{size} samples of each prompt, one after another"
+    seen: set[str] = set()
+    for group in in_groups(rollouts, size):
+        ids = {rollout.prompt.id for rollout in group}
+        name = ", ".join(sorted(ids)[:3])
+        if len(ids) > 1:
+            got = f"{name} in one group"
+        elif ids & seen:
+            got = f"{name} in several groups"
+        elif (samples := [rollout.sample for rollout in group]) != list(range(size)):
+            got = f"the samples {samples} of {name}"
+        else:
+            seen |= ids
+            continue
+        raise DataError(f"{path} holds groups of another size", got=got, expected=expected)
+
+
+def check_stored_rewards(
+    path: pathlib.Path, rollouts: Sequence[Rollout], weights: Mapping[str, float]
+) -> None:
+    """That stored rewards are ``Σᵢ wᵢ·partᵢ`` of the rewards that count; None stays None.
+
+    Raises:
+        DataError: they were made by other rewards, or with other weights.
+    """
+    for rollout in rollouts:
+        if rollout.reward is None:
+            continue
+        value, parts = rollout.reward.value, rollout.reward.parts
+        terms = [weight * parts.get(name, math.nan) for name, weight in weights.items()]
+        # Rows in another order add up to other last bits.
+        if not abs(sum(terms) - value) <= 1e-9 * sum(map(abs, terms)):
+            named = " + ".join(f"{weight:g}·{name}" for name, weight in weights.items())
+            found = ", ".join(f"{name} {part:g}" for name, part in list(parts.items())[:4])
+            raise DataError(
+                f"{path} holds rewards that are not this config's",
+                got=f"{value:g} from {found or 'no parts'}",
+                expected=named,
+                hint="the rewards and weights that they were made with",
             )
 
 

@@ -12,8 +12,8 @@ from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.presets import AlgoConfig, resolve
 from jaxrl_llm.checkpoint.pretrained import settled_name
 from jaxrl_llm.data.curriculum import CurriculumConfig
-from jaxrl_llm.data.rollout_store import StoredConfig
 from jaxrl_llm.data.sources import Task
+from jaxrl_llm.data.stored_runs import StoredConfig
 from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.kernels.choice import PageBackend, RowBackend

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save
 
-from jaxrl_llm.data.rollout_store import RolloutStore, read_rollouts, write_rollouts
+from jaxrl_llm.data.rollout_store import RolloutStore, read_rollouts, read_run, write_rollouts
 from jaxrl_llm.errors import DataError, RunDirectoryError
 from jaxrl_llm.types import Prompt, Reward, Rollout
 
@@ -78,6 +78,24 @@ def test_round_trip_is_exact(tmp_path):
     store.write(12, store.read(12))
     assert path.read_bytes() == first
     assert [p.name for p in path.parent.iterdir() if p.suffix == ".part"] == []
+
+
+def test_a_run_writes_over_its_own_steps_and_no_other_ones(tmp_path):
+    own, other = RolloutStore(tmp_path, {"seed": 1}), RolloutStore(tmp_path, {"seed": 7})
+    for step in (1, 2, 3):
+        own.write(step, sample_rollouts())
+    own.check_own()
+    own.write(2, sample_rollouts()[:1])  # as a resumed run does, with later steps there
+    assert read_run(own.path(2)) == {"seed": 1}
+    for foreign in (other, RolloutStore(tmp_path)):
+        with pytest.raises(DataError, match="holds rollouts of another run · got step-00000001"):
+            foreign.check_own()
+        with pytest.raises(DataError, match="holds rollouts of another run · got step-00000002"):
+            foreign.write(2, sample_rollouts())
+    assert len(own.read(2)) == 1
+    _write(tmp_path / "x", metadata={"format": "jaxrl_llm rollouts 1", "run": "[" * 100_000})
+    with pytest.raises(DataError, match="does not hold rollouts"):
+        read_run(tmp_path / "x")
 
 
 def test_what_json_can_not_hold_is_refused_by_name(tmp_path):

@@ -3,13 +3,17 @@
 """Rollouts that one run stores and another trains on."""
 
 import json
+import pathlib
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from jaxrl_llm.data.rollout_store import RolloutStore
+from jaxrl_llm.errors import DataError
 from jaxrl_llm.train import main
+from jaxrl_llm.trainers.rollouts import check_groups, check_stored_rewards
+from jaxrl_llm.types import Prompt, Reward, Rollout
 
 BASE = ["--config=tiny_grpo.py", "--mesh.data=1", "--train.seed=3", "--train.eval_every=0"]
 BASE += ["--train.steps=3"]
@@ -63,6 +67,8 @@ def test_a_run_without_updates_only_samples(stored, tmp_path):
         (["--train.steps=4"], "does not hold the rollouts of every step"),
         (["--train.prompts_per_step=2"], "another number of rollouts"),
         (["--sampler.max_new_tokens=4"], "longer than this config allows"),
+        (["--sampler.temperature=0.5"], "another sampler.temperature · got 1.0"),
+        (["--sampler.group_size=4", "--train.prompts_per_step=8"], "another sampler.group_size"),
         (["--filter.refill=prompts"], "no effect"),
         (["--rollouts.write=x"], "can't be written"),
         (["--rollouts.update=False"], "can't be written or left alone"),
@@ -72,3 +78,81 @@ def test_what_does_not_fit_is_refused(stored, tmp_path, wrong, message, capsys):
     args = [f"--rollouts.read={stored / 'store'}", f"--run-dir={tmp_path / 'x'}"]
     assert main([*BASE, *args, *wrong]) == 2
     assert message in capsys.readouterr().err
+
+
+OTHER_REWARDS = '''"""The tiny run with other rewards."""
+import dataclasses
+from jaxrl_llm.config import find_config, load_config
+
+def letters(rollouts):
+    return [float(len(rollout.completion)) for rollout in rollouts]
+
+def get_config():
+    config = load_config(find_config("tiny_grpo.py"))[1]
+    return dataclasses.replace(config, rewards=config.rewards | {"letters": letters})
+'''
+
+
+def test_rewards_of_another_config_are_refused(stored, tmp_path, capsys):
+    (tmp_path / "other.py").write_text(OTHER_REWARDS)
+    args = [f"--config={tmp_path / 'other.py'}", *BASE[1:], f"--run-dir={tmp_path / 'x'}"]
+    assert main([*args, f"--rollouts.read={stored / 'store'}"]) == 2
+    assert "not this config's" in capsys.readouterr().err
+
+
+def test_a_folder_holds_the_rollouts_of_one_run(stored, tmp_path, capsys):
+    store = stored / "store"
+    before = {path.name: path.read_bytes() for path in store.iterdir()}
+    # Neither another seed's nor a second run of the very same settings.
+    for number, seed in enumerate((7, 3)):
+        run = f"--run-dir={tmp_path / str(number)}"
+        args = [f"--rollouts.write={store}", f"--train.seed={seed}", run]
+        assert main([*BASE, *args]) == 2
+        assert "holds rollouts of another run" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in store.iterdir()} == before
+    # Of two runs in one folder, however it came to be, nothing is read.
+    mixed = RolloutStore(tmp_path / "mixed", {"seed": 7})
+    mixed.write(1, RolloutStore(store).read(1))
+    for step in (2, 3):
+        mixed.path(step).write_bytes(before[mixed.path(step).name])
+    args = [f"--rollouts.read={mixed.folder}", f"--run-dir={tmp_path / 'y'}"]
+    assert main([*BASE, *args]) == 2
+    assert "rollouts of several runs" in capsys.readouterr().err
+
+
+def rollout(prompt, sample, reward=None):
+    none = np.zeros(0, np.int32)
+    logp, prompt = none.astype(np.float32), Prompt(prompt, (1,), "")
+    return Rollout(prompt, sample, none, logp, none > 0, none, "stop", "", reward)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ([("a", 0), ("a", 1), ("a", 2), ("a", 3)], "a in several groups"),
+        ([("a", 0), ("a", 1), ("b", 2), ("b", 3)], r"the samples \[2, 3\] of b"),
+        ([("a", 0), ("a", 0)], r"the samples \[0, 0\] of a"),
+        ([("a", 0), ("b", 1)], "a, b in one group"),
+    ],
+)
+def test_groups_of_another_size_are_refused(batch, message):
+    rollouts = [rollout(prompt, sample) for prompt, sample in batch]
+    with pytest.raises(DataError, match=message):
+        check_groups(pathlib.Path("x"), rollouts, 2)
+    whole = [rollout(prompt, sample) for prompt in "ab" for sample in (0, 1)]
+    check_groups(pathlib.Path("x"), whole, 2)
+
+
+def test_stored_rewards_are_the_sum_of_the_parts_that_count():
+    def check(value, parts, weights):
+        judged = [rollout("a", 0), rollout("a", 1, Reward(value, parts))]
+        check_stored_rewards(pathlib.Path("x"), judged, weights)
+
+    parts = {"right": 0.1, "short": 0.7, "shown": 9.0}
+    for weights in ({"right": 1.0, "short": 0.2}, {"short": 0.2, "right": 1.0}):
+        check(0.1 + 0.2 * 0.7, parts, weights)
+    for weights in ({"right": 1.0}, {"right": 1.0, "short": 0.3}, {"right": 1.0, "long": 0.2}):
+        with pytest.raises(DataError, match="not this config's"):
+            check(0.1 + 0.2 * 0.7, parts, weights)
+    with pytest.raises(DataError, match="no parts"):
+        check(0.0, {}, {"right": 1.0})
