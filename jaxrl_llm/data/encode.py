@@ -77,6 +77,11 @@ def encode_messages(messages: list[dict[str, Any]], tokenizer: Tokenizer) -> Par
     text, spans = render_with_spans(messages, tokenizer)
     if not spans:
         raise DataError("the assistant says nothing in a conversation", got=f"{messages!r:.100}")
+    return _spoken(text, spans, tokenizer)
+
+
+def _spoken(text: str, spans: Sequence[tuple[int, int]], tokenizer: Tokenizer) -> Part:
+    """A text of which the spans and the end tokens behind them are learnt, cut after the last."""
     edges = [edge for span in spans for edge in span]
     pieces = _pieces(text, edges, tokenizer)
     tokens = [token for piece in pieces for token in piece]
@@ -101,11 +106,22 @@ def encode_messages(messages: list[dict[str, Any]], tokenizer: Tokenizer) -> Par
     return _part(tokens[: last + 1], mask[: last + 1])
 
 
-def encode_reply(prompt: Any, reply: Any, tokenizer: Tokenizer) -> Part:
+def encode_reply(
+    prompt: Any, reply: Any, tokenizer: Tokenizer, *, assistant_only: bool = True
+) -> Part:
     """A prompt and a reply to it, both texts or both messages; the reply is learnt.
 
+    A reply of several messages may hold others' words, which are not learnt: those of a user or a
+    tool, and the beginnings of turns. They are told apart by the template's own marks.
+
+    Args:
+        assistant_only: False where others' words in a reply may be marked too, because the mask is
+            not what is learnt: no marks are needed then.
+
     Raises:
-        ModelError: the template does not continue its own prompt, or writes no end token.
+        ModelError: the template does not continue its own prompt, writes no end token, or has no
+            marks where a reply is of several messages.
+        DataError: a reply does not begin and end with what the assistant says.
     """
     if isinstance(prompt, str):
         start, _ = encode_prompt(prompt, tokenizer)
@@ -114,6 +130,7 @@ def encode_reply(prompt: Any, reply: Any, tokenizer: Tokenizer) -> Part:
             whole = start + tokenizer.encode(reply)
         tokens = _with_end(whole, tokenizer)
     else:
+        _check_speaker(reply)
         before, after = render(prompt, tokenizer), render(prompt + reply, tokenizer, False)
         if not after.startswith(before):
             raise ModelError(
@@ -122,6 +139,12 @@ def encode_reply(prompt: Any, reply: Any, tokenizer: Tokenizer) -> Part:
                 expected=repr(before[-60:]),
                 hint="messages with a template that has generation marks",
             )
+        if assistant_only and len(reply) > 1:
+            _, spans = render_with_spans(prompt + reply, tokenizer)
+            later = [span for span in spans if span[1] > len(before)]
+            if not later:
+                raise DataError("the assistant says nothing in a reply", got=f"{reply!r:.100}")
+            return _spoken(after, [(len(before), later[0][1]), *later[1:]], tokenizer)
         start, rest = _pieces(after, [len(before)], tokenizer)
         ends = [place for place, token in enumerate(rest) if token in tokenizer.eos_ids]
         if not ends:
@@ -134,6 +157,17 @@ def encode_reply(prompt: Any, reply: Any, tokenizer: Tokenizer) -> Part:
     mask = np.zeros(len(tokens), bool)
     mask[len(start) :] = True
     return _part(tokens, mask)
+
+
+def _check_speaker(reply: Sequence[dict[str, Any]]) -> None:
+    other = next((m for m in (reply[0], reply[-1]) if m["role"] != "assistant"), None)
+    if other is not None:
+        raise DataError(
+            "a reply does not begin and end with what the assistant says",
+            got=f"a message of the role {other['role']!r:.60}",
+            expected="'assistant'",
+            hint="what is said before in the prompt, and nothing behind",
+        )
 
 
 def encode_steps(

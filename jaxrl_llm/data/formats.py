@@ -9,9 +9,11 @@ preference without the prompt that both begin with, rankings as they were given.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import numbers
 import reprlib
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -116,11 +118,15 @@ def _check_completion(row: Row, where: str, column: str = "completion") -> None:
     """Prompt and completion are of one kind; an empty prompt is one that nothing is asked by."""
     if row["prompt"] != "":
         check_prompt(row["prompt"], f"{where}: the prompt")
-    check_prompt(row[column], f"{where}: the {column}")
-    if type(row["prompt"]) is not type(row[column]):
+    _check_reply(row, row[column], column, where)
+
+
+def _check_reply(row: Row, reply: Any, name: str, where: str) -> None:
+    check_prompt(reply, f"{where}: the {name}")
+    if type(row["prompt"]) is not type(reply):
         raise DataError(
-            f"{where}: prompt and {column} are of different kinds",
-            got=f"{type(row['prompt']).__name__} and {type(row[column]).__name__}",
+            f"{where}: prompt and {name} are of different kinds",
+            got=f"{type(row['prompt']).__name__} and {type(reply).__name__}",
             expected="both text, or both lists of messages",
         )
 
@@ -150,10 +156,19 @@ def _check_ranking(row: Row, where: str) -> None:
         _wrong_type(where, "completions", replies, "two or more replies, and a score for each")
     if len(replies) != len(scores) or not all(map(_is_number, scores)):
         _wrong_type(where, "scores", scores, f"{len(replies)} finite numbers")
-    for reply in replies:
-        check_prompt(reply, f"{where}: a reply")
+    for number, reply in enumerate(replies, 1):
+        _check_reply(row, reply, f"reply {number}", where)
+    if not _is_number(max(scores) - min(scores)):
+        _wrong_type(where, "scores", scores, "numbers whose difference is finite")
     if len(set(scores)) < 2:
         raise DataError(f"{where}: no reply is better than another", got=scores)
+    for (one, high), (other, low) in itertools.combinations(zip(replies, scores, strict=True), 2):
+        if one == other and high != low:
+            raise DataError(
+                f"{where}: equal replies have different scores",
+                got=f"{clip(reprlib.repr(one))} with {high} and {low}",
+                hint="leave one of them out",
+            )
 
 
 def _check_unpaired(row: Row, where: str) -> None:
@@ -186,7 +201,12 @@ _CHECKS = {
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float holds
+        return False
 
 
 def _wrong_type(where: str, column: str, value: Any, expected: str) -> None:
@@ -219,14 +239,33 @@ def _with_prompt(row: Row, where: str) -> Row:
 
 
 def _word_start(chosen: str, rejected: str, shared: int) -> int:
-    """Back from the first difference to where its word begins, the blank before it included."""
-    after = (chosen[shared : shared + 1], rejected[shared : shared + 1])
-    if shared and not all(text.isspace() for text in after):
-        while shared and not chosen[shared - 1].isspace():
-            shared -= 1
-        if shared and chosen[shared - 1] == " ":
-            shared -= 1
-    return shared
+    """Back from the first difference to where its word begins, the blank before it included.
+
+    Where no blank or sign of a script without blanks comes before, the first difference stays: a
+    prompt does not vanish for want of blanks. No reply is left empty, and no accent alone.
+    """
+    shared = max(0, min(shared, len(chosen) - 1, len(rejected) - 1))
+    while shared and any(unicodedata.category(t[shared])[0] == "M" for t in (chosen, rejected)):
+        shared -= 1
+    if chosen[shared].isspace() and rejected[shared].isspace():
+        return shared
+    start = shared
+    while start and not chosen[start - 1].isspace() and not _needs_no_blank(chosen[start - 1]):
+        start -= 1
+    if not start:
+        return shared
+    return start - 1 if chosen[start - 1] == " " else start
+
+
+_SCRIPTS_WITHOUT_BLANKS = (
+    "CJK", "IDEOGRAPHIC", "FULLWIDTH", "HIRAGANA", "KATAKANA", "HALFWIDTH KATAKANA", "BOPOMOFO",
+    "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "JAVANESE", "BALINESE", "TAI ", "NEW TAI LUE",
+)  # fmt: skip
+
+
+def _needs_no_blank(sign: str) -> bool:
+    """Whether words are written behind this sign without a blank between."""
+    return unicodedata.name(sign, "").startswith(_SCRIPTS_WITHOUT_BLANKS)
 
 
 def ranking_pairs(row: Row) -> list[Row]:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import pathlib
 from collections.abc import Callable, Sequence
@@ -198,8 +199,17 @@ def text_size(value: Any) -> int:
 
 
 def split_key(row: Row) -> str:
-    """What must not be both trained on and held out: the prompt, or all where there is none."""
-    return json.dumps(row.get("prompt") or row, sort_keys=True)
+    """What must not be both trained on and held out: the prompt, or all where there is none.
+
+    The prompt of a conversation is what is said before the assistant first speaks, if a user does.
+    """
+    prompt = row.get("prompt")
+    if "messages" in row:
+        before = itertools.takewhile(lambda m: m["role"] != "assistant", row["messages"])
+        prompt = list(before)
+        if all(message["role"] == "system" for message in prompt):
+            prompt = None
+    return json.dumps(prompt or row, sort_keys=True)
 
 
 def refuse_overlap(train: Sequence[Row], heldout: Sequence[Row]) -> None:

@@ -27,6 +27,7 @@ def rank(seed: int, name: str) -> bytes:
 def check_prompt(prompt: Any, where: str) -> None:
     """Raises DataError unless the prompt is text or a list of messages, not empty, and Unicode.
 
+    A message that calls tools (`tool_calls`) need not say anything: its content may be missing.
     `where` names the prompt in the message.
     """
     texts = [prompt] if isinstance(prompt, str) else prompt
@@ -34,20 +35,32 @@ def check_prompt(prompt: Any, where: str) -> None:
     if isinstance(prompt, list):
         wrong = wrong or not all(
             isinstance(message, dict)
-            and isinstance(message.get("content"), str)
+            and isinstance(_said(message), str)
             and isinstance(message.get("role"), str)
             for message in prompt
         )
-        texts = [] if wrong else [message["content"] for message in prompt]
+        texts = [] if wrong else [_said(message) for message in prompt]
     if wrong:
         raise DataError(
             f"{where} is of the wrong type",
             got=clip(reprlib.repr(prompt)),
             expected='a string, or a list of messages {"role": "user", "content": "…"}',
         )
-    if not any(text.strip() for text in texts):
+    called = isinstance(prompt, list) and any(map(_calls, prompt))
+    if not called and not any(text.strip() for text in texts):
         raise DataError(f"{where} is empty", expected="text")
     check_unicode(prompt, where)
+
+
+def _said(message: Record) -> Any:
+    """The content of a message; nothing is said where it is missing beside calls of tools."""
+    content = message.get("content")
+    return "" if content is None and _calls(message) else content
+
+
+def _calls(message: Record) -> bool:
+    calls = message.get("tool_calls")
+    return isinstance(calls, list) and bool(calls)
 
 
 def check_unicode(value: Any, where: str) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxrl_llm.errors import RewardError
 from jaxrl_llm.rewards.scoring import scores_of, scoring_model
 from jaxrl_llm.text.files import settled_path
-from jaxrl_llm.text.steps import encode_marked_steps
+from jaxrl_llm.text.steps import encode_marked_steps, split_steps
 from jaxrl_llm.types import Reward, Rollout
 
 Aggregation = Literal["min", "mean", "last"]
@@ -76,11 +76,6 @@ class ProcessRewardModel:
     def _verdict(self, steps: np.ndarray) -> Reward:
         value = AGGREGATIONS[self.aggregate](steps) if len(steps) else 0.0
         return Reward(float(value), info={"steps": [round(float(p), 4) for p in steps]})
-
-
-def split_steps(text: str, separator: str) -> list[str]:
-    """The pieces of a text between separators, without empty ones."""
-    return [step for step in text.split(separator) if step.strip()]
 
 
 def _right(logits: np.ndarray) -> np.ndarray:

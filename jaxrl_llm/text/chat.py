@@ -116,7 +116,8 @@ def _render(
         "strftime_now": (tokenizer.now or datetime.datetime.now()).strftime,
     }
     try:
-        return _compile(tokenizer.chat_template, tag).render(**variables)
+        template = _compile(tokenizer.chat_template, tag)
+        text = template.render(**variables)
     except _Refused as error:
         raise DataError(f"the chat template refuses the messages: {error}") from error
     except jinja2.TemplateSyntaxError as error:
@@ -127,6 +128,26 @@ def _render(
         raise ModelError(f"the chat template does what it may not: {error}") from error
     except Exception as error:  # whatever a stranger's program may raise
         raise ModelError(f"the chat template failed: {type(error).__name__}: {error}") from error
+    _check_calls_written(text, template, variables)
+    return text
+
+
+def _check_calls_written(text: str, template: jinja2.Template, variables: dict[str, Any]) -> None:
+    """Raises ModelError where messages call tools and the text is the same without the calls."""
+    messages = variables["messages"]
+    if not any(message.get("tool_calls") for message in messages):
+        return
+    silent = [{k: v for k, v in m.items() if k != "tool_calls"} for m in messages]
+    try:
+        same = template.render(**{**variables, "messages": silent}) == text
+    except Exception:  # it needs the calls, so it reads them
+        return
+    if same:
+        raise ModelError(
+            "the chat template leaves out calls of tools",
+            got="messages with tool_calls",
+            hint="a template that writes them, or messages without",
+        )
 
 
 def encode_prompt(

@@ -10,9 +10,11 @@ from jaxrl_llm.errors import ModelError
 from jaxrl_llm.text.files import read_text, user_path
 from jaxrl_llm.text.tokenizer import Tokenizer
 
+_NO_CALLS = (
+    "{% if message['tool_calls'] %}{{ raise_exception('it writes no calls of tools') }}{% endif %}"
+)
 _CHATML_TURNS = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% for message in messages %}" + _NO_CALLS + "{{ '<|im_start|>' + message['role'] + '\\n' }}"
     "{% if message['role'] == 'assistant' %}"
     "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
     "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}"
@@ -30,7 +32,8 @@ CHAT_TEMPLATES: dict[str, str] = {
     "{{ '<|im_start|>system\\n" + _SMOLLM_SYSTEM + "<|im_end|>\\n' }}{% endif %}" + _CHATML_TURNS,
     # For models without special turn tokens: roles as words, and the end token after each reply.
     "plain": "{{ bos_token }}{% for message in messages %}"
-    "{{ message['role'] + ': ' }}"
+    + _NO_CALLS
+    + "{{ message['role'] + ': ' }}"
     "{% if message['role'] == 'assistant' %}"
     "{% generation %}{{ message['content'] + eos_token }}{% endgeneration %}"
     "{% else %}{{ message['content'] }}{% endif %}{{ '\\n' }}"

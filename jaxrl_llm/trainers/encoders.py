@@ -24,6 +24,7 @@ from jaxrl_llm.data.pipeline import content_digest
 from jaxrl_llm.data.preprocess import Examples
 from jaxrl_llm.errors import ConfigError, UserError
 from jaxrl_llm.sharding.processes import check_alike, exchange, several
+from jaxrl_llm.text.steps import single_steps
 from jaxrl_llm.text.tokenizer import Tokenizer
 from jaxrl_llm.trainers.supervised_settings import PreferenceConfig, RewardConfig, SFTConfig
 
@@ -185,15 +186,18 @@ def _messages(row: Row, tokenizer: Tokenizer, config: SFTConfig):
 
 
 def _prompt_completion(row: Row, tokenizer: Tokenizer, config: SFTConfig):
-    part = encode_reply(row["prompt"], row["completion"], tokenizer)
-    return ((part if config.sft.completion_only else everything(part)),), ()
+    only = config.sft.completion_only
+    part = encode_reply(row["prompt"], row["completion"], tokenizer, assistant_only=only)
+    return ((part if only else everything(part)),), ()
 
 
 def _preference(row: Row, tokenizer: Tokenizer, config: Any):
+    scored = isinstance(config, RewardConfig)
     parts = tuple(
-        encode_reply(row["prompt"], row[name], tokenizer) for name in ("chosen", "rejected")
+        encode_reply(row["prompt"], row[name], tokenizer, assistant_only=not scored)
+        for name in ("chosen", "rejected")
     )
-    if isinstance(config, RewardConfig):
+    if scored:
         parts = tuple(map(ends_only, parts))
     return parts, (float(row.get("margin", 0.0)), 0.0)
 
@@ -204,10 +208,9 @@ def _unpaired(row: Row, tokenizer: Tokenizer, config: Any):
 
 
 def _stepwise(row: Row, tokenizer: Tokenizer, config: RewardConfig):
-    part = encode_steps(
-        row["prompt"], row["completions"], row["labels"], tokenizer, config.reward.separator
-    )
-    return (part,), ()
+    separator = config.reward.separator
+    steps = single_steps(row["completions"], separator)
+    return (encode_steps(row["prompt"], steps, row["labels"], tokenizer, separator),), ()
 
 
 _ENCODERS: dict[str, Callable] = {

@@ -207,3 +207,42 @@ def test_a_template_that_rewrites_the_prompt_is_refused():
     )
     with pytest.raises(ModelError, match="differently when its reply follows"):
         encode_reply(TALK[:1], TALK[1:2], tokenizer)
+
+
+MARKLESS = "{% for m in messages %}{{ m.role + ':' + m.content + eos_token }}{% endfor %}" + (
+    "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+)
+
+
+def test_of_a_reply_in_several_messages_only_the_assistants_words_are_learnt():
+    tokenizer = byte_tokenizer()
+    for others in ("user", "tool"):
+        reply = [TALK[1], {"role": others, "content": "and <eos> then"}, TALK[3]]
+        part = encode_reply(TALK[:1], reply, tokenizer)
+        assert learnt(part, tokenizer) == ["hello<eos>", "goodbye <eos><eos>"]
+        whole = encode_messages([TALK[0], *reply], tokenizer)
+        assert part.tokens.tolist() == whole.tokens.tolist()
+        assert part.mask.tolist() == whole.mask.tolist()
+    # What the assistant said in the prompt is not part of the reply.
+    part = encode_reply(TALK[:3], [TALK[1], TALK[2], TALK[1]], tokenizer)
+    assert learnt(part, tokenizer) == ["hello<eos>"] * 2
+    # The beginning of a second turn is written by the template.
+    part = encode_reply(TALK[:1], [TALK[1], TALK[1]], tokenizer)
+    assert learnt(part, tokenizer) == ["hello<eos>"] * 2
+
+
+def test_without_marks_a_reply_is_one_message_unless_only_its_end_is_read():
+    tokenizer = byte_tokenizer(template=None)
+    tokenizer.chat_template = MARKLESS
+    assert learnt(encode_reply(TALK[:1], TALK[1:2], tokenizer), tokenizer) == ["hello<eos>"]
+    with pytest.raises(ModelError, match="does not mark"):
+        encode_reply(TALK[:1], TALK[1:], tokenizer)
+    part = ends_only(encode_reply(TALK[:1], TALK[1:], tokenizer, assistant_only=False))
+    assert tokenizer.decode(part.tokens.tolist()).endswith("assistant:goodbye <eos><eos>")
+
+
+@pytest.mark.parametrize("reply", [TALK[2:3], TALK[1:3], TALK[2:4]])
+def test_a_reply_begins_and_ends_with_the_assistant(reply):
+    for only in (True, False):
+        with pytest.raises(DataError, match=r"begin and end with .* role 'user'"):
+            encode_reply(TALK[:1], reply, byte_tokenizer(), assistant_only=only)

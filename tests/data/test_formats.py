@@ -62,6 +62,19 @@ def test_wrong_columns_are_named_with_the_formats_that_fit():
         ({"prompt": "a", "completions": ["b", "c"], "labels": [True]}, "stepwise", "'labels'"),
         ({"prompt": "a", "completions": ["b", "c"], "scores": [1, 1]}, "ranking", "no reply"),
         ({"prompt": "a", "completions": ["b", "c"], "scores": [1, None]}, "ranking", "'scores'"),
+        ({"prompt": [{"role": "user", "content": "a"}], "completions": ["b", "c"],
+          "scores": [1, 2]}, "ranking", "different kinds"),
+        ({"prompt": "a", "completions": ["b", [{"role": "assistant", "content": "c"}]],
+          "scores": [1, 2]}, "ranking", "different kinds"),
+        ({"prompt": "a", "completions": ["b", "c", "b"], "scores": [1, 1, 2]}, "ranking",
+         "equal replies have different scores"),
+        ({"prompt": "a", "completions": ["b", "c"], "scores": [1, 10**400]}, "ranking", "'scores'"),
+        ({"prompt": "a", "completions": ["b", "c"], "scores": [-1e308, 1e308]}, "ranking",
+         "'scores'"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c", "margin": 10**400}, "preference",
+         "'margin'"),
+        ({"messages": [{"role": "assistant", "content": None}]}, "messages", "wrong type"),
+        ({"messages": [{"role": "assistant", "tool_calls": []}]}, "messages", "wrong type"),
         ({"text": "\ud800"}, "text", "Unicode"),
     ],
 )  # fmt: skip
@@ -83,6 +96,56 @@ def test_an_implicit_prompt_is_what_both_replies_begin_with():
     )
     assert row["prompt"] == start
     assert [m["content"] for m in row["chosen"] + row["rejected"]] == ["d", "e"]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "prompt"),
+    [
+        ("问题是什么？答案：好", "问题是什么？答案：坏", "问题是什么？答案："),
+        ("User: 问题是什么？答案：好", "User: 问题是什么？答案：坏", "User: 问题是什么？答案："),
+        ("何色？青", "何色？青い", "何色？"),
+        ("สีอะไรแดง", "สีอะไรดำ", "สีอะไร"),
+        ("答：yes", "答：yeah", "答："),
+        ("f(x)=1", "f(x)=2", "f(x)="),
+        ("a e\u0301", "a e\u0300", "a"),
+        ("Q: a yes", "Q: a yes!", "Q: a"),
+        ("yes", "no", ""),
+    ],
+)
+def test_an_implicit_prompt_needs_no_blanks(chosen, rejected, prompt):
+    row = check_row({"chosen": chosen, "rejected": rejected}, "preference", "t")
+    assert row["prompt"] == prompt
+    assert (prompt + row["chosen"], prompt + row["rejected"]) == (chosen, rejected)
+    assert row["chosen"] and row["rejected"]
+
+
+def test_conversations_that_begin_alike_are_held_out_together(tmp_path):
+    said = lambda role, text: {"role": role, "content": text}  # noqa: E731
+    start = [said("system", "s"), said("user", "the same")]
+    rows = [[*start, said("assistant", f"a{i}"), said("user", "u")] for i in range(3)]
+    rows += [[start[0], said("user", f"u{i}"), said("assistant", "a")] for i in range(6)]
+    path = write(tmp_path / "t.jsonl", [{"messages": row} for row in rows])
+    for seed in range(8):
+        ((examples, _),) = TableData(path, heldout=2, split_seed=seed).load(ALL)
+        asked = [{row["messages"][1]["content"] for row in part}
+                 for part in (examples.train, examples.heldout)]  # fmt: skip
+        assert not asked[0] & asked[1]
+    same = write(tmp_path / "same.jsonl", [{"messages": row} for row in rows[:3]])
+    with pytest.raises(DataError, match="1 different prompts"):
+        TableData(same, heldout=1).load(ALL)
+    # Where nobody asks before the assistant speaks, the whole conversation is the prompt.
+    first = [{"messages": [start[0], said("assistant", f"a{i}")]} for i in range(3)]
+    ((examples, _),) = TableData(write(tmp_path / "f.jsonl", first), heldout=1).load(ALL)
+    assert len(examples.heldout) == 1
+
+
+def test_a_message_that_calls_a_tool_need_not_say_anything():
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    for message in ({"tool_calls": [call]}, {"content": None, "tool_calls": [call]}):
+        talk = [{"role": "user", "content": "a"}, {"role": "assistant", **message}]
+        assert check_row({"messages": talk}, "messages", "t")["messages"] == talk
+        row = {"prompt": talk[:1], "completion": talk[1:]}
+        assert check_row(row, "prompt_completion", "t") == row
 
 
 def test_rankings_become_every_better_against_every_worse():

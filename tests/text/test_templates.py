@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from jaxrl_llm.errors import ModelError
-from jaxrl_llm.text.chat import render
+from jaxrl_llm.errors import DataError, ModelError
+from jaxrl_llm.text.chat import render, render_with_spans
 from jaxrl_llm.text.templates import CHAT_TEMPLATES, with_template
 from jaxrl_llm.text.tokenizer import bytes_tokenizer
 
@@ -52,3 +52,31 @@ def test_a_template_is_a_name_or_a_file(tmp_path):
     (tmp_path / "latin.jinja").write_bytes(b"\xe9")
     with pytest.raises(ModelError, match="not a text in UTF-8"):
         with_template(own, str(tmp_path / "latin.jinja"))
+
+
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+KEEPING = (
+    "{% for m in messages %}{% generation %}{{ m.content }}{{ m.tool_calls | tojson }}"
+    "{% endgeneration %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("content", ["", "I add.", None])
+def test_calls_of_tools_are_written_or_refused(content):
+    talk = [{"role": "user", "content": "1 + 1?", "tool_calls": None},
+            {"role": "assistant", "content": content, "tool_calls": [CALL]}]  # fmt: skip
+    own = bytes_tokenizer()
+    for name in CHAT_TEMPLATES:
+        for write in (render, render_with_spans):
+            with pytest.raises(DataError, match="writes no calls of tools"):
+                write(talk, with_template(own, name))
+    own.chat_template = KEEPING.replace("{{ m.tool_calls | tojson }}", "")
+    for write in (render, render_with_spans):
+        with pytest.raises(ModelError, match="leaves out calls of tools"):
+            write(talk, own)
+    own.chat_template = KEEPING.replace("m.tool_calls |", "(m.tool_calls or []) |")
+    assert '"name": "add"' in render(talk, own) and render_with_spans(talk, own)[1]
+    no_calls = [talk[0], {"role": "assistant", "content": "2", "tool_calls": []}]
+    assert render(no_calls, with_template(own, "plain")) == (
+        "<bos>user: 1 + 1?\nassistant: 2<eos>\nassistant: "
+    )

@@ -17,7 +17,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from jaxrl_llm.checkpoint.score_folder import load_score_folder
-from jaxrl_llm.rewards.process import ProcessRewardModel, split_steps
+from jaxrl_llm.rewards.process import ProcessRewardModel
 from jaxrl_llm.rewards.reward_model import RewardModel
 from jaxrl_llm.train import main
 from jaxrl_llm.trainers.evaluate_model import pass_at_k
@@ -252,8 +252,7 @@ def test_a_process_reward_model_trains_exports_and_judges_steps(tmp_path):
         assert verdicts[name][2].value == 0.0
 
 
-def test_steps_and_pass_at_k_by_hand():
-    assert split_steps("a\n\nb\n", "\n") == ["a", "b"]
+def test_pass_at_k_by_hand():
     assert pass_at_k(0, 5, 2) == 0 and pass_at_k(5, 5, 1) == 1
     # Two of four right, two drawn: 1 − C(2,2)/C(4,2) = 5/6.
     assert abs(pass_at_k(2, 4, 2) - 5 / 6) < 1e-15
