@@ -95,7 +95,7 @@ def group_advantages(
         ddof: 1 for the unbiased standard deviation (as verl and TRL), 0 for the population's.
     """
     rewards, valid = widened(rewards), _all_if_none(rewards, valid)
-    return mean_advantages(rewards, valid) / (_group_std(rewards, valid, ddof) + eps)
+    return divided(mean_advantages(rewards, valid), _group_std(rewards, valid, ddof) + eps)
 
 
 def mean_advantages(
@@ -196,7 +196,7 @@ def best_of_group_advantages(
     second = jnp.max(jnp.where(leads, -jnp.inf, judged), axis=1, keepdims=True)
     lead = jnp.where(leads & alone & jnp.isfinite(second), best - second, jnp.zeros_like(rewards))
     if normalize_std:
-        lead = lead / (_group_std(rewards, valid, ddof) + eps)
+        lead = divided(lead, _group_std(rewards, valid, ddof) + eps)
     return lead
 
 
@@ -237,6 +237,14 @@ def maximum_likelihood_advantages(
     scale = jnp.where(mean > 0.0, mean + eps, jnp.ones_like(mean))
     centred = mean_advantages(rewards, valid)
     return jnp.where(mean > 0.0, centred / scale, jnp.zeros_like(rewards))
+
+
+def divided(values: Float[Array, "*S"], spread: Float[Array, "*#S"]) -> Float[Array, "*S"]:
+    """``values / spread``, and 0 where the spread is: without an eps equal rewards would be 0/0.
+
+    Source: GRPO, https://arxiv.org/abs/2402.03300, Section 4.1.2.
+    """
+    return jnp.where(spread > 0.0, values / jnp.where(spread > 0.0, spread, 1.0), 0.0)
 
 
 def _all_if_none(rewards, valid):

@@ -21,7 +21,7 @@ from jaxrl_llm.algorithms.kl import KL_ESTIMATORS
 from jaxrl_llm.algorithms.policy_losses import POLICY_LOSSES
 from jaxrl_llm.algorithms.ratios import RATIO_LEVELS
 from jaxrl_llm.algorithms.reductions import REDUCTIONS
-from jaxrl_llm.algorithms.requirements import ADVANTAGES, setting_defaults
+from jaxrl_llm.algorithms.requirements import ADVANTAGES, ALONE, setting_defaults
 from jaxrl_llm.algorithms.settings import AlgoConfig, check_ranges
 from jaxrl_llm.errors import ConfigError
 
@@ -115,9 +115,6 @@ EQUAL: dict[frozenset[str], str] = {
         "both masks drop the same tokens, as they do while none leaves its region"
     ),
 }
-
-# Advantages that compare the samples of one prompt; a group of one has nothing to compare.
-_ALONE = frozenset({"greedy_baseline", "gae", "reinforce", "reinforce_pp"})
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "advantage": tuple(ADVANTAGES),
@@ -286,7 +283,7 @@ def _why_unused(name: str, config: AlgoConfig, given: Mapping[str, Any]) -> str:
 def _check_together(
     name: str, row: Preset, settings: Mapping[str, Any], group_size: int | None
 ) -> None:
-    if group_size == 1 and settings["advantage"] not in _ALONE:
+    if group_size == 1 and settings["advantage"] not in ALONE:
         raise ConfigError(
             f"{name} compares the samples of a group with each other",
             got="a group size of 1",

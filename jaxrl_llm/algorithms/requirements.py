@@ -15,6 +15,8 @@ from jaxrl_llm.algorithms.policy_losses import POLICY_LOSSES
 from jaxrl_llm.algorithms.returns import TOKEN_ADVANTAGES
 
 ADVANTAGES = SEQUENCE_ADVANTAGES | TOKEN_ADVANTAGES
+# Those that do not compare the samples of one prompt; a group of one has nothing to compare.
+ALONE = frozenset({"greedy_baseline", "gae", "reinforce", "reinforce_pp"})
 
 
 def setting_defaults(function: Callable) -> dict[str, Any]:
@@ -84,6 +86,11 @@ class Requirements:
     def needs_staleness(self) -> bool:
         """Whether `loss` reads how many updates ago each token was chosen."""
         return self.settings.get("proximal") == "loglinear"
+
+    @property
+    def compares_groups(self) -> bool:
+        """Whether answers are measured by the others to their prompt; equal ones teach nothing."""
+        return self.settings["advantage"] not in ALONE
 
     @property
     def needs_values(self) -> bool:

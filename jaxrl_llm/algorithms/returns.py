@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm.algorithms.advantages import group_advantages, mean_advantages
+from jaxrl_llm.algorithms.advantages import divided, group_advantages, mean_advantages
 from jaxrl_llm.algorithms.reductions import on_mask, widened
 
 
@@ -115,7 +115,7 @@ def whitened(
     high = jnp.max(jnp.where(mask, values, -jnp.inf))
     centred = jnp.where(mask & (high > low), values - mean, jnp.zeros_like(values))
     variance = jnp.sum(jnp.square(centred)) / jnp.maximum(count - ddof, 1.0)
-    return centred / jnp.sqrt(variance + eps)
+    return divided(centred, jnp.sqrt(variance + eps))
 
 
 def reinforce_advantages(
@@ -280,7 +280,7 @@ def task_normalized(
     differs = most_over_task(advantages) > -most_over_task(-advantages)
     centred = on_mask(advantages - mean, mask & differs)
     variance = over_task(jnp.square(centred)) / jnp.maximum(count - ddof, 1.0)
-    return centred / (jnp.sqrt(variance) + eps)
+    return divided(centred, jnp.sqrt(variance) + eps)
 
 
 def spread(advantages: Float[Array, "B G"], mask: Bool[Array, "N T"]) -> Float[Array, "N T"]:
@@ -306,7 +306,7 @@ def _group_baseline(returns, energy, judged, layout, zero_tail, eps):
     weight = jnp.where(alive, energy, jnp.zeros_like(energy))
     top = jnp.sum(returns * weight, axis=1, keepdims=True)
     bottom = jnp.sum(weight, axis=1, keepdims=True)
-    baseline = jnp.broadcast_to(top / (bottom + eps), groups)
+    baseline = jnp.broadcast_to(divided(top, bottom + eps), groups)
     if zero_tail and groups[1] > 1:
         lengths = jnp.sum(alive, axis=2)
         second = jnp.sort(lengths, axis=1)[:, -2]

@@ -217,3 +217,21 @@ def check_ranges(values: Mapping[str, Any], choices: Mapping[str, tuple[Any, ...
                 f"algo.{low_name} lies above algo.{high_name}",
                 got=f"{low_value} and {high_value}",
             )
+    _check_ratio_one(values)
+
+
+def _check_ratio_one(values: Mapping[str, Any]) -> None:
+    """Bounds on a ratio must keep 1: a sampler that agrees with the trainer loses no token."""
+    bounded = []
+    if values.get("correction") in ("mask", "icepop"):
+        bounded += [("correction_low", 1.0), ("correction_high", -1.0)]
+    if str(values.get("rejection")).endswith("_k1"):
+        bounded += [("rejection_low", 1.0), ("rejection_high", -1.0)]
+    for name, side in bounded:
+        value = values.get(name)
+        if value is not None and side * value > side:
+            raise ConfigError(
+                f"algo.{name} drops tokens on which sampler and trainer agree: their ratio is 1",
+                got=value,
+                expected="at most 1" if side > 0 else "at least 1",
+            )

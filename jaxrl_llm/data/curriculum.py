@@ -265,8 +265,8 @@ class CurriculumStream:
         """
         count = self._batch if count is None else count
         taken = [self._index[name] for name in without if name in self._index]
-        step = self.selection.draws if step is None else step
-        chosen = self.selection.draw(count, mixture_at(self._config, step), taken)
+        mixture = mixture_at(self._config, self.selection.draws if step is None else step)
+        chosen = self.selection.draw(count, mixture, taken, step)
         return [make_prompt(self._source[index], self._encode) for index in chosen]
 
     def update(self, rollouts: Sequence[Rollout]) -> None:
@@ -281,7 +281,7 @@ class CurriculumStream:
             self.selection.rates.record(self._index[name], passes, samples)
 
     def metrics(self) -> dict[str, float]:
-        """What the last draw took, and what is left: `curriculum/…`."""
+        """What the last step's draws took, and what is left: `curriculum/…`."""
         return {f"curriculum/{name}": value for name, value in self.selection.summary().items()}
 
     def get_state(self) -> dict[str, Any]:

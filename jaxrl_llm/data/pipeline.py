@@ -73,7 +73,9 @@ class PromptStream:
 
     Every epoch has a new order that depends on (seed, epoch) alone. A step may straddle two epochs;
     a prompt of the new epoch that the step already holds is then put off to the next step, so no
-    step has a prompt twice and no epoch drops one.
+    step has a prompt twice and no epoch drops one. Where a step asks for more and more prompts that
+    it does not hold yet, the order goes round while those that it holds wait; a prompt waits for
+    one turn at most, and its further turns lapse.
 
     Args:
         source: records, see `jaxrl_llm.data.sources`.
@@ -119,7 +121,8 @@ class PromptStream:
         """
         count = self._batch if count is None else count
         assert count + len(without) <= len(self._source), "fewer prompts than are asked for"
-        waiting, self._put_off = self._put_off, []
+        waiting = self._put_off
+        put_off: dict[int, None] = {}  # in order
         chosen: list[int] = []
         queue = itertools.chain(waiting, self._order)
         turn = 0  # of those that waited, all come before the order goes on
@@ -127,9 +130,10 @@ class PromptStream:
             index, turn = int(next(queue)), turn + 1
             known = index in chosen or (without and self._source[index]["id"] in without)
             if known or len(chosen) == count:
-                self._put_off.append(index)
+                put_off[index] = None
             else:
                 chosen.append(index)
+        self._put_off = list(put_off)
         return [make_prompt(self._source[index], self._encode) for index in chosen]
 
     def update(self, rollouts: Sequence[Rollout]) -> None:

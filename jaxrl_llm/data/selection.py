@@ -69,7 +69,8 @@ class Selection:
         self.epoch, self.draws = 0, 0
         self._used = np.zeros(prompts, bool)
         self._last_epoch = np.full(prompts, -1)  # the table was measured before the first
-        self._latest = np.zeros(0, np.int64)
+        self._step: int | None = None
+        self._of_step = np.zeros(len(BUCKETS), np.int64)  # drawn in it, as they were then
         self._order: tuple[int, np.ndarray] | None = None
 
     # --- who may be drawn ---
@@ -102,8 +103,12 @@ class Selection:
         count: int,
         mixture: tuple[int | float, int | float, int | float] | None,
         without: Iterable[int] = (),
+        step: int | None = None,
     ) -> list[int]:
-        """`count` different prompts that are not in `without`; `mixture` as in `mixture_at`."""
+        """`count` different prompts that are not in `without`; `mixture` as in `mixture_at`.
+
+        Draws with the same `step` are told together by `summary`; None is a step of its own.
+        """
         taken = np.zeros(len(self.drawn), bool)
         taken[list(without)] = True
         assert int((~taken & (self._kinds >= 0)).sum()) >= count, "fewer prompts than are asked for"
@@ -120,8 +125,11 @@ class Selection:
             chosen.append(index)
         places = np.argsort(self._random(_PLACES, self.draws, count), kind="stable")
         self.draws += 1
-        self._latest = np.array(chosen, np.int64)[places]
-        return self._latest.tolist()
+        if step is None or step != self._step:
+            self._of_step[:] = 0
+        self._step = step
+        self._of_step += np.bincount(self.buckets()[chosen], minlength=len(BUCKETS))
+        return np.array(chosen, np.int64)[places].tolist()
 
     def _enough(self, needed: int, taken: np.ndarray) -> np.ndarray:
         """Those kept, or if they are too few also the prompts nearest to the band."""
@@ -209,16 +217,17 @@ class Selection:
     # --- what is told and stored ---
 
     def summary(self) -> dict[str, float]:
-        """Shares of the latest draw by difficulty and of prompts kept; what was dropped so far."""
-        rates, buckets = self.rates.rates, self.buckets()
+        """Shares of the latest step's draws by the difficulty that each prompt had when it was
+        drawn, and of prompts kept; what was dropped so far."""
+        rates = self.rates.rates
         measured = self.rates.measured
         found = {"epoch": float(self.epoch), "kept": float(self.kept().mean())}
         found["measured"] = float(measured.mean())
         if measured.any():
             found["pass_rate"] = float(rates[measured].mean())
-        for bucket, name in enumerate(BUCKETS):
-            if len(self._latest):
-                found[f"drawn_{name}"] = float((buckets[self._latest] == bucket).mean())
+        if total := int(self._of_step.sum()):
+            for name, count in zip(BUCKETS, self._of_step.tolist(), strict=True):
+                found[f"drawn_{name}"] = count / total
         return found | {f"dropped_{name}": float(count) for name, count in self.reasons.items()}
 
     def get_state(self) -> dict[str, Any]:
@@ -230,7 +239,8 @@ class Selection:
             "dropped": self.dropped.tolist(),
             "used": np.flatnonzero(self._used).tolist(),
             "last_epoch": self._last_epoch.tolist(),
-            "latest": self._latest.tolist(),
+            "step": self._step,
+            "of_step": self._of_step.tolist(),
             "reasons": dict(self.reasons),
             "epoch": self.epoch,
             "draws": self.draws,
@@ -245,7 +255,8 @@ class Selection:
         self._used = np.zeros(len(self.drawn), bool)
         self._used[state["used"]] = True
         self._last_epoch = np.array(state["last_epoch"], np.int64)
-        self._latest = np.array(state["latest"], np.int64)
+        self._step = state["step"]
+        self._of_step = np.array(state["of_step"], np.int64)
         self.reasons = {name: int(count) for name, count in state["reasons"].items()}
         self.epoch, self.draws = int(state["epoch"]), int(state["draws"])
 

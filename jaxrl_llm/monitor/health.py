@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -52,10 +52,17 @@ class Alarm:
 
 
 class Health:
-    """Watches the metrics of a run; resumable, and the same for the same metrics."""
+    """Watches the metrics of a run; resumable, and the same for the same metrics.
 
-    def __init__(self, config: HealthConfig):
+    Args:
+        config: limits.
+        without: checks that say nothing of this run, keys of `health_checks.CHECKS`.
+    """
+
+    def __init__(self, config: HealthConfig, without: Collection[str] = ()):
+        assert set(without) <= CHECKS.keys(), without
         self.config = config
+        self._checks = {name: check for name, check in CHECKS.items() if name not in without}
         self._history = History(
             window=max(config.window, config.quick_window), baseline=config.baseline
         )
@@ -73,7 +80,7 @@ class Health:
             return []
         self._history.add(step, metrics)
         alarms = []
-        for name, check in CHECKS.items():
+        for name, check in self._checks.items():
             finding = check(self._history, self.config)
             if finding is None or not self._is_news(name, step, finding.badness):
                 continue

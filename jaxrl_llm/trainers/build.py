@@ -155,7 +155,7 @@ def build_trainer(
     engine = build_engine(config, model_config, params, place)
     critic = None
     if algorithm.needs_values and not config.critic.shared_trunk:
-        critic = build_critic(config, algorithm, model_config, params, seed)
+        critic = build_critic(config, algorithm, model_config, params, tokenizer, seed)
     first, params = params, place.put(params)
     passes = build_passes(config, place, seed)
     reference = None
@@ -361,8 +361,9 @@ def build_data(
 
 
 def total_updates(config: RLConfig) -> int:
-    """Optimiser updates of the whole run, which schedules count in."""
-    return config.train.steps * config.train.epochs * config.train.minibatches
+    """The policy's optimiser updates in the whole run, which schedules count in."""
+    learning = config.train.steps - config.critic.warmup_steps
+    return learning * config.train.epochs * config.train.minibatches
 
 
 def engine_config(sampler) -> EngineConfig:

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
-from jaxrl_llm.errors import ConfigError
+from jaxrl_llm.errors import ConfigError, DataError
 from jaxrl_llm.types import Prompt, Rollout
 
 Refill = Literal["off", "prompts", "samples"]
@@ -99,8 +99,13 @@ def collect(
         prompts: one per place.
         sample: (prompts, round) → a scored group for each.
         next_prompts: (count, ids that the batch already holds) → so many prompts more.
+
+    Raises:
+        DataError: no reward has the part that decides.
     """
     groups = sample(prompts, 0)
+    if rule.refill != "off":
+        check_part(groups, rule.reward)
     rounds = 1
     dropped: list[list[Rollout]] = []
     while rule.refill != "off" and rounds < rule.max_rounds:
@@ -116,6 +121,20 @@ def collect(
             groups[place] = group
         rounds += 1
     return Collected(groups, rule.refill != "off", rounds, dropped)
+
+
+def check_part(groups: Sequence[Sequence[Rollout]], reward: str | None) -> None:
+    """Refuses a part that no rollout's reward has: every group would be dropped, for ever."""
+    verdicts = [rollout.reward for group in groups for rollout in group]
+    judged = [verdict for verdict in verdicts if verdict is not None]
+    if reward is None or not judged or any(reward in verdict.parts for verdict in judged):
+        return
+    raise DataError(
+        "no reward has the part that filter.reward names",
+        got=reward,
+        expected=", ".join(sorted({part for verdict in judged for part in verdict.parts}))
+        or "None: the reward itself",
+    )
 
 
 def informative(group: Sequence[Rollout], reward: str | None) -> bool:

@@ -243,7 +243,7 @@ def value_metrics(batch: Batch) -> dict[str, float]:
     if not returns.size:
         return {}
     metrics = {"value/mean": float(values.mean()), "value/returns": float(returns.mean())}
-    if returns.var() > 0:
+    if returns.max() > returns.min():  # the variance of equal numbers is rounded
         unexplained = float((returns - values).var() / returns.var())
         metrics["value/explained_variance"] = 1.0 - unexplained
     return metrics

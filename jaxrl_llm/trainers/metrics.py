@@ -44,7 +44,11 @@ class Sums:
 
 
 def rollout_metrics(rollouts: Sequence[Rollout], group_size: int) -> dict[str, float]:
-    """Rewards, their parts, lengths and truncation over one batch of rollouts, ordered by group."""
+    """Rewards, their parts, lengths and truncation over one batch of rollouts, ordered by group.
+
+    The spread within groups is that of groups with two judged rollouts or more; without any such
+    group it is left out.
+    """
     lengths = np.array([len(r.tokens) for r in rollouts])
     clipped = np.array([r.finish_reason == "length" for r in rollouts])
     metrics = {
@@ -66,8 +70,10 @@ def rollout_metrics(rollouts: Sequence[Rollout], group_size: int) -> dict[str, f
     spreads = []
     for start in range(0, len(rollouts), group_size):
         group = [r.reward.value for r in rollouts[start : start + group_size] if r.reward]
-        if group:
-            spreads.append(np.std(group, ddof=1) if len(group) > 1 else 0.0)
-    metrics["reward_std"] = float(np.mean(spreads))
-    metrics["frac_reward_zero_std"] = float(np.mean(np.array(spreads) == 0.0))
+        if len(group) > 1:
+            # The mean of equal numbers is rounded, and their standard deviation then not 0.
+            spreads.append(np.std(group, ddof=1) if max(group) > min(group) else 0.0)
+    if spreads:
+        metrics["reward_std"] = float(np.mean(spreads))
+        metrics["frac_reward_zero_std"] = float(np.mean(np.array(spreads) == 0.0))
     return metrics

@@ -19,6 +19,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.placement import Placement
 from jaxrl_llm.models.transformer import abstract_params
 from jaxrl_llm.sharding.mesh import MeshConfig, row_parts
+from jaxrl_llm.text.tokenizer import Tokenizer
 from jaxrl_llm.trainers.batching import RowPlan, plan_rows
 from jaxrl_llm.trainers.critic import Critic, make_critic_functions
 from jaxrl_llm.trainers.passes import Passes
@@ -89,18 +90,27 @@ def build_critic(
     algorithm: Algorithm,
     model_config: ModelConfig,
     params: Any,
+    tokenizer: Tokenizer,
     seed: int,
 ) -> Critic:
-    """A critic that starts from the policy's parameters, from another model, or a reward model."""
+    """A critic that starts from the policy's parameters, from another model, or a reward model.
+
+    Args:
+        tokenizer: the policy's.
+
+    Raises:
+        ConfigError: a model that can't read all that the policy writes.
+    """
     path, dtype = config.critic.path, jnp.dtype(config.model.dtype)
-    decoder_vocabulary, context = model_config.vocab_size, model_config.context
+    policy, own = model_config, tokenizer
     score = {"weight": jnp.zeros((1, model_config.hidden_size), dtype)}
     decoder = params
     if path is not None and is_score_folder(path):
         model = load_score_folder(path, dtype)
         model_config, decoder, score = model.config, model.params["decoder"], model.params["score"]
+        own = model.tokenizer
     elif path is not None:
-        model_config = peek(path)[0]
+        model_config, own = peek(path)
         score = {"weight": jnp.zeros((1, model_config.hidden_size), dtype)}
     if score["weight"].shape[0] != 1:
         raise ConfigError(
@@ -108,13 +118,9 @@ def build_critic(
             got=f"{score['weight'].shape[0]} scores a token in {path}",
             expected="one",
         )
-    if model_config.vocab_size < decoder_vocabulary:
-        raise ConfigError(
-            "the critic does not know all tokens of the policy",
-            got=f"{model_config.vocab_size} tokens in {path}",
-            expected=f"at least {decoder_vocabulary}",
-        )
-    model_config = with_backend(model_config, config.model, context=context)
+    check_reads(config, policy, model_config, path)
+    check_same_tokens(tokenizer, own, path)
+    model_config = with_backend(model_config, config.model, context=policy.context)
     place = place_for(config, config.critic.mesh, "critic.mesh", model_config)
     if path is not None and not is_score_folder(path):
         decoder = load_at(place, path, dtype)
@@ -132,3 +138,39 @@ def build_critic(
         warmup_steps=config.critic.warmup_steps,
         place=place,
     )
+
+
+def check_reads(
+    config: RLConfig, policy: ModelConfig, critic: ModelConfig, path: str | None
+) -> None:
+    """Refuses a critic with fewer tokens or positions than the policy needs."""
+    if critic.vocab_size < policy.vocab_size:
+        raise ConfigError(
+            "the critic does not know all tokens of the policy",
+            got=f"{critic.vocab_size} tokens in {path}",
+            expected=f"at least {policy.vocab_size}",
+        )
+    longest = config.sampler.max_prompt_tokens + config.sampler.max_new_tokens
+    needed = min(longest, policy.max_position_embeddings)  # prompts may be shorter than allowed
+    if critic.max_position_embeddings < needed:
+        raise ConfigError(
+            "the critic can't read as far as the policy writes",
+            got=f"{critic.max_position_embeddings} positions in {path}",
+            expected=f"at least {needed}",
+            hint="a smaller --sampler.max_prompt_tokens or --sampler.max_new_tokens",
+        )
+
+
+def check_same_tokens(policy: Tokenizer, critic: Tokenizer, path: str | None) -> None:
+    """Refuses a critic to which the policy's token ids mean something else."""
+    if critic is policy:
+        return
+    for index in range(min(policy.vocab_size, critic.vocab_size)):
+        meant, read = policy.id_to_token(index), critic.id_to_token(index)
+        # Ids without a token fill up a vocabulary; they are not written.
+        if meant != read and None not in (meant, read):
+            raise ConfigError(
+                "the critic has another tokenizer than the policy",
+                got=f"token {index} is {read!r} in {path}",
+                expected=f"{meant!r}, as for the policy",
+            )

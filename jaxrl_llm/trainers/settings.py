@@ -257,6 +257,12 @@ class RLConfig:
                     got=reward,
                     expected=" or ".join(self.rewards),
                 )
+        if self.filter.refill != "off" and self.sampler.group_size == 1:
+            raise ConfigError(
+                "dynamic sampling keeps groups whose rewards differ; those of one sample never do",
+                got=f"filter.refill={self.filter.refill}, sampler.group_size=1",
+                hint="--filter.refill=off, or --sampler.group_size=8",
+            )
         unused = {"filter": GroupFilter(), "curriculum": CurriculumConfig()}
         for field, default in unused.items():
             if self.rollouts.read is not None and getattr(self, field) != default:
@@ -315,6 +321,12 @@ def check_supported(algorithm: Algorithm, config: RLConfig) -> None:
             "algo.target_kl ends the epochs over a rollout early, but there is only one",
             got=f"train.epochs={config.train.epochs}",
             hint="--train.epochs=4",
+        )
+    if not algorithm.compares_groups and config.health.dead_groups != HealthConfig.dead_groups:
+        raise ConfigError(
+            f"health.dead_groups has no effect: {algorithm.name} does not compare the samples of a "
+            "group",
+            got=config.health.dead_groups,
         )
     if not algorithm.needs_values and config.critic != CriticConfig():
         raise ConfigError(

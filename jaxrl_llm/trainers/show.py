@@ -16,7 +16,7 @@ from jaxrl_llm.monitor.progress import Progress, banner, emit, summary
 from jaxrl_llm.monitor.report import write_report
 from jaxrl_llm.monitor.samples import SamplesWriter
 from jaxrl_llm.monitor.writers import MetricsWriter, read_metrics
-from jaxrl_llm.trainers.settings import RLConfig
+from jaxrl_llm.trainers.settings import RLConfig, resolve_algorithm
 from jaxrl_llm.types import Rollout
 
 
@@ -56,7 +56,8 @@ class Show:
         )
         self._samples = SamplesWriter(run_dir)
         self._alarms = AlarmsWriter(run_dir)
-        self.health = Health(config.health)
+        compares = resolve_algorithm(config).compares_groups
+        self.health = Health(config.health, () if compares else ("dead_groups",))
         self._progress = Progress(config.train.steps, evaluates=heldout_count > 0)
 
     def get_state(self) -> dict[str, Any]:

@@ -24,6 +24,11 @@ from jaxrl_llm.algorithms.advantages import (
     reward_arrays,
 )
 from jaxrl_llm.algorithms.presets import PRESETS
+from jaxrl_llm.algorithms.returns import (
+    decoupled_reward_advantages,
+    task_normalized,
+    whitened,
+)
 from jaxrl_llm.errors import RewardError
 
 
@@ -187,3 +192,24 @@ def test_the_group_filter_keeps_or_drops_whole_groups():
     assert kept.shape == (3,) and kept.tolist() == [True, False, False]
     mask = jnp.ones((9, 2), bool)
     assert drop_unjudged(mask, valid).sum(1).tolist() == [2] * 8 + [0]
+
+
+def test_equal_rewards_teach_nothing_without_an_eps():
+    rewards = jnp.array([[0.1] * 4, [0.0] * 4, [0.0, 0.0, 1.0, 2.0]])
+    mask = jnp.ones((12, 3), bool)
+    found = {
+        "group_std": group_advantages(rewards, eps=0.0),
+        "best": best_of_group_advantages(rewards, normalize_std=True, eps=0.0),
+        "likelihood": maximum_likelihood_advantages(rewards, eps=0.0),
+        "decoupled": decoupled_reward_advantages(
+            rewards[:, :, None], rewards >= 0, mask, jnp.ones(1), eps=0.0, batch_normalize="none"
+        )[:, 0].reshape(3, 4),
+        "task": task_normalized(
+            jnp.repeat(rewards.reshape(12, 1), 3, axis=1), mask, jnp.arange(12) // 4, eps=0.0
+        )[:, 0].reshape(3, 4),
+    }
+    for name, advantages in found.items():
+        assert np.isfinite(advantages).all() and not np.any(advantages[:2]), name
+        assert np.any(advantages[2]), name
+    equal = rewards[:1].reshape(4, 1)
+    assert not np.any(whitened(jnp.tile(equal, (1, 3)), mask[:4], eps=0.0))

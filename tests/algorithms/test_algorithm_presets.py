@@ -301,6 +301,12 @@ def test_a_setting_of_another_row_is_refused():
         ({"reduction": "mean"}, "one of token_mean"),
         ({"top_entropy_fraction": 1.5}, "at most 1"),
         ({"rejection": "token_k1", "rejection_low": 3.0, "rejection_high": 2.0}, "above"),
+        ({"rejection": "token_k1", "rejection_high": 0.5}, "rejection_high drops"),
+        ({"rejection": "sequence_sum_k1", "rejection_high": 0.9}, "at least 1"),
+        ({"rejection": "token_k1", "rejection_low": 1.1}, "at most 1"),
+        ({"correction": "mask", "correction_high": 0.9}, "at least 1"),
+        ({"correction": "icepop", "correction_low": 3.0}, "correction_low drops"),
+        ({"correction": "icepop", "correction_high": 0.9}, "at least 1"),
         ({"name": "aipo", "correction": "truncate"}, "twice"),
         ({"name": "gdpo", "kl_coef": 0.1, "kl_in": "reward"}, "would be lost"),
         ({"name": "decoupled_ppo", "correction": "none"}, "silently lose its behaviour weight"),
@@ -310,6 +316,19 @@ def test_mistakes_are_told(settings, words):
     with pytest.raises(ConfigError) as caught:
         make(**settings)
     assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_bounds_that_reach_a_ratio_of_one():
+    make("grpo", correction="icepop", correction_low=1.0, correction_high=1.0)
+    make("grpo", correction="truncate", correction_high=0.5)  # a cap scales, it drops nothing
+    make("grpo", rejection="token_k3", rejection_high=0.01)  # in nats: 0 at a ratio of 1
+    make("grpo", rejection="token_k1", rejection_low=1.0, rejection_high=1.0)
+
+
+def test_which_rows_compare_the_samples_of_a_group():
+    assert make("grpo").compares_groups and make("gdpo").compares_groups
+    assert not make("ppo").compares_groups and not make("remax").compares_groups
+    assert make("ppo", advantage="group_std").compares_groups
 
 
 def test_groups_of_one():

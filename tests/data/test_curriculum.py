@@ -393,6 +393,29 @@ def test_metrics_of_a_draw(tmp_path):
     }
 
 
+def test_metrics_tell_of_all_draws_of_a_step_as_the_prompts_were_then(tmp_path):
+    table = write_table(tmp_path / "t.jsonl", [0.8] * 6 + [0.2] * 6)
+    stream = make(12, 4, table=table, mixture=(1, 0, 1), keep=None)
+
+    def told():
+        return [stream.metrics()[f"curriculum/drawn_{name}"] for name in ("easy", "medium", "hard")]
+
+    first = stream.next(step=0)
+    more = stream.next(2, step=0, without=[prompt.id for prompt in first])
+    assert told() == [0.5, 0.0, 0.5]
+    for prompt in (*first, *more):  # what was easy is now hard, and what was hard easy
+        stream.update(rollouts(prompt.id, [float(int(prompt.id[1:]) >= 6)] * 200))
+    assert told() == [0.5, 0.0, 0.5]
+    # A refill that took only hard ones tells of the whole step.
+    stream.selection.draw(3, (1.0, 0.0, 0.0), step=1)
+    stream.selection.draw(1, (0.0, 0.0, 1.0), step=1)
+    assert told() == [0.75, 0.0, 0.25]
+    state = json.loads(json.dumps(stream.get_state()))
+    stream.next(step=2)
+    stream.set_state(state)
+    assert told() == [0.75, 0.0, 0.25]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

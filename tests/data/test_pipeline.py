@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import collections
 import json
 
 import pytest
@@ -105,3 +106,29 @@ def test_lengths():
             check_lengths(prompts, *options)
     with pytest.raises(DataError, match="prompt c has no tokens"):
         check_lengths([Prompt("c", (), "")], None, 1, 10)
+
+
+def test_prompts_that_a_step_holds_wait_for_one_turn_however_often_it_asks():
+    stream = _stream(8, 7)
+    served = collections.Counter()
+    for step in range(40):
+        held = {prompt.id for prompt in stream.next()}
+        assert len(held) == 7
+        served.update(held)
+        for _ in range(5):  # the one that is left is dropped again and again
+            (more,) = stream.next(1, without=held)
+            assert more.id not in held
+        waiting = stream.get_state()["put_off"]
+        assert len(waiting) == len(set(waiting)) <= 8, step
+    # Those that waited come first: none is left out for long.
+    assert min(served.values()) >= 30
+
+
+def test_a_refill_of_few_prompts_loses_no_turn():
+    stream = _stream(30, 6)
+    turns = collections.Counter()
+    for _ in range(50):
+        held = [prompt.id for prompt in stream.next()]
+        more = [prompt.id for prompt in stream.next(3, without=held)]
+        turns.update(held + more)
+    assert sum(turns.values()) == 450 and set(turns.values()) == {15}

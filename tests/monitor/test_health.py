@@ -320,3 +320,11 @@ def test_a_page_without_alarms_has_no_list_of_them(tmp_path):
     assert "alarms</summary>" not in write_report(tmp_path).read_text()
     (tmp_path / "alarms.jsonl").write_text('{"step": 1}\nnot json\n{"step": 2, "name": 3}\n')
     assert read_alarms(tmp_path) == []
+
+
+def test_a_check_that_says_nothing_of_a_run_is_left_out():
+    rows = [{"frac_reward_zero_std": 1.0}] * 20
+    for without, rings in (((), True), (("dead_groups",), False)):
+        health = Health(HealthConfig(), without)
+        told = [alarm for step, row in enumerate(rows, 1) for alarm in health.observe(step, row)]
+        assert bool(told) is rings

@@ -2,11 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dynamic sampling: whole groups are dropped and their places filled, nothing kept is lost."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from jaxrl_llm.errors import ConfigError
-from jaxrl_llm.trainers.collect import GroupFilter, collect, informative
+from jaxrl_llm.config import find_config, load_config
+from jaxrl_llm.errors import ConfigError, DataError
+from jaxrl_llm.trainers.collect import GroupFilter, check_part, collect, informative
 from jaxrl_llm.types import Prompt, Reward, Rollout
 
 PROMPTS = GroupFilter(refill="prompts", max_rounds=4)
@@ -103,3 +106,23 @@ def test_the_unshaped_reward_decides_and_unjudged_samples_do_not():
 def test_settings_without_effect_or_sense_are_refused(settings):
     with pytest.raises(ConfigError):
         GroupFilter(**settings)
+
+
+def test_a_part_that_no_reward_has_is_told_at_once():
+    world = World(set())
+    with pytest.raises(DataError, match=r"filter\.reward names · got right/typo · expected None"):
+        run(world, GroupFilter(refill="prompts", reward="right/typo"))
+    assert len(world.calls) == 1
+    parts = {0: {"right": 1.0}, 1: {"right": 0.0}}
+    mixed = [group(Prompt("p", (1,), ""), [1.0, 0.0], p) for p in ({}, parts)]
+    check_part(mixed, "right")  # a part that only some rewards have decides among them
+    check_part([group(Prompt("p", (1,), ""), [None, None])], "right")
+
+
+def test_one_sample_never_differs_from_itself():
+    config = load_config(find_config("ppo.py"))[1]
+    alone = dataclasses.replace(config.sampler, group_size=1)
+    dataclasses.replace(config, sampler=alone)
+    for refill in ("prompts", "samples"):
+        with pytest.raises(ConfigError, match="those of one sample never do"):
+            dataclasses.replace(config, sampler=alone, filter=GroupFilter(refill=refill))

@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 
 from jaxrl_llm.algorithms.presets import AlgoConfig
+from jaxrl_llm.checkpoint.huggingface import save_folder
 from jaxrl_llm.checkpoint.pretrained import peek
 from jaxrl_llm.config import load_config
 from jaxrl_llm.errors import ConfigError
@@ -20,10 +22,12 @@ from jaxrl_llm.models.lora import LoraConfig
 from jaxrl_llm.models.placement import Placement
 from jaxrl_llm.rollout import engines
 from jaxrl_llm.sharding.mesh import MeshConfig
+from jaxrl_llm.text.tokenizer import Tokenizer
 from jaxrl_llm.trainers import policy
-from jaxrl_llm.trainers.build import build_data, build_trainer
+from jaxrl_llm.trainers.build import build_data, build_trainer, total_updates
 from jaxrl_llm.trainers.offload import check_offload
-from jaxrl_llm.trainers.roles import load_at
+from jaxrl_llm.trainers.optimizers import make_schedule
+from jaxrl_llm.trainers.roles import check_reads, check_same_tokens, load_at
 
 CONFIG = load_config(pathlib.Path(__file__).with_name("ppo_digits.py"))[1]
 
@@ -186,3 +190,48 @@ def test_a_mesh_without_effect_is_refused():
         build(lora)
     with pytest.raises(ConfigError, match="none is used"):
         build(dataclasses.replace(CONFIG, ref_mesh=MeshConfig(fsdp=8)))
+
+
+@pytest.mark.parametrize("positions", [32, 64])
+def test_a_critic_reads_as_far_as_the_policy_writes(positions, tmp_path):
+    config, tokenizer = peek("tiny-random")
+    short = dataclasses.replace(config, max_position_embeddings=positions)
+    params = load_at(Placement.make(CONFIG.mesh, config), "tiny-random", jnp.float32)
+    folder = save_folder(tmp_path / "critic", params, short, tokenizer)
+    sampler = dataclasses.replace(CONFIG.sampler, max_prompt_tokens=48, max_new_tokens=16)
+    run = dataclasses.replace(CONFIG, sampler=sampler)
+    if positions < 64:
+        with pytest.raises(ConfigError, match=r"can't read as far .* got 32 .* at least 64"):
+            check_reads(run, config, peek(folder)[0], str(folder))
+        critic = dataclasses.replace(CONFIG.critic, path=str(folder))
+        with pytest.raises(ConfigError, match="can't read as far"):
+            build(dataclasses.replace(run, critic=critic))
+    else:
+        check_reads(run, config, peek(folder)[0], str(folder))
+    # A policy that is as short has shorter prompts.
+    check_reads(run, short, short, None)
+
+
+def test_a_critic_spells_tokens_as_the_policy_does():
+    def spelled(*words):
+        vocabulary = {word: index for index, word in enumerate(words)}
+        return Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, words[0])))
+
+    policy = spelled("a", "b", "c")
+    for fine in (spelled("a", "b", "c"), spelled("a", "b", "c", "d"), policy):
+        check_same_tokens(policy, fine, "critic")
+    with pytest.raises(ConfigError, match=r"another tokenizer .* token 1 is 'c' in critic"):
+        check_same_tokens(policy, spelled("a", "c", "b"), "critic")
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_schedule_ends_with_the_run_though_the_policy_waits_for_its_critic(schedule):
+    train = dataclasses.replace(CONFIG.train, steps=6, epochs=2, minibatches=2)
+    critic = dataclasses.replace(CONFIG.critic, warmup_steps=2)
+    rates = dataclasses.replace(CONFIG.optimizer, schedule=schedule, warmup_steps=0)
+    run = dataclasses.replace(CONFIG, train=train, critic=critic, optimizer=rates)
+    assert total_updates(run) == 16
+    rate = make_schedule(rates, total_updates(run))
+    assert float(rate(16)) == pytest.approx(0.0, abs=1e-12)
+    assert float(rate(15)) > 0
+    assert total_updates(dataclasses.replace(run, critic=CONFIG.critic)) == 24
