@@ -263,6 +263,12 @@ def layout_of(config: Any, model: ModelConfig, devices: int) -> MeshConfig:
         ConfigError: it does not fit them, or does not divide the model.
     """
     layout = config.mesh
+    if layout.devices is not None:
+        raise ConfigError(
+            "a plan is for a mesh over all devices of the topology",
+            got=f"mesh.devices {layout.devices}",
+            hint="leave out --mesh.devices",
+        )
     others = layout.fsdp * layout.pipeline * layout.tensor
     data = devices // others if layout.data == -1 else layout.data
     if data < 1 or data * others != devices:
