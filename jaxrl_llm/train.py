@@ -139,9 +139,10 @@ def run(launch: Launch, overrides: Sequence[str]) -> int:
     from jaxrl_llm.trainers.runs import kind_of_run
 
     path = configs.find_config(launch.config or "")
-    doc, config = configs.load_config(path)
-    kind = kind_of_run(config, path)
-    config = configs.apply_overrides(config, overrides)
+    doc, written = configs.load_config(path)
+    kind = kind_of_run(written, path)
+    config = configs.apply_overrides(written, overrides)
+    kind.check_overrides(written, config)
     if launch.help:
         print(configs.help_text(config, doc))
         return 0

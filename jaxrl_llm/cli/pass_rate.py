@@ -7,7 +7,8 @@
         --curriculum.table=rates.jsonl
 
 Each line of the file is {"id": …, "passes": …, "n": …, "mean_reward": …}. The same command goes on
-after any stop. Any field of the config can be set as well.
+after any stop. Any field of the config can be set as well: --curriculum.pass_at=0.9 and
+--curriculum.pass_part say what passes.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def _run(args: Sequence[str] | None) -> int:
     from jaxrl_llm.data.pass_rates import histogram
     from jaxrl_llm.monitor.progress import emit
     from jaxrl_llm.trainers.devices import choose_devices
-    from jaxrl_llm.trainers.pass_rate import measure_pass_rates
+    from jaxrl_llm.trainers.pass_rate import measure_pass_rates, with_passes
     from jaxrl_llm.trainers.settings import RLConfig
 
     choose_devices(options.devices)
@@ -61,7 +62,7 @@ def _run(args: Sequence[str] | None) -> int:
             got=f"{type(config).__name__} from {path}",
             expected="RLConfig",
         )
-    config = configs.apply_overrides(config, overrides)
+    config = configs.apply_overrides(with_passes(config), overrides)
     rows = measure_pass_rates(
         config,
         pathlib.Path(options.out),

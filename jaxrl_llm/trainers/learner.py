@@ -175,7 +175,7 @@ class Learner:
         if not np.isfinite(float(functions.state.norm(state.params))):
             raise NonFinite(
                 f"the parameters are not finite after step {step + 1}",
-                hint="a lower learning rate; the last checkpoint before it is intact",
+                hint="a lower learning rate",
             )
         return metrics
 

@@ -43,16 +43,18 @@ class OptimizerConfig:
             "warmup_steps": self.warmup_steps >= 0,
             "b1": 0 <= self.b1 < 1,
             "b2": 0 <= self.b2 < 1,
-            "eps": self.eps > 0,
-            "weight_decay": self.weight_decay >= 0,
+            "eps": 0 < self.eps < float("inf"),
+            "weight_decay": 0 <= self.weight_decay < float("inf"),
             "max_grad_norm": self.max_grad_norm > 0,
         }
         for field, good in checks.items():
             if not good:
+                expected = {"b1": "0 ≤ b1 < 1", "b2": "0 ≤ b2 < 1", "eps": "finite and above 0"}
+                expected["max_grad_norm"] = "above 0; inf clips nothing"
                 raise ConfigError(
                     f"optimizer.{field} is out of range",
                     got=getattr(self, field),
-                    expected="below 1" if field in ("b1", "b2") else "finite and not negative",
+                    expected=expected.get(field, "finite and not negative"),
                 )
 
 

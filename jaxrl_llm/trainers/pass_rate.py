@@ -23,11 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.checkpoint.pretrained import Pretrained, load
+from jaxrl_llm.data.curriculum import CurriculumConfig
 from jaxrl_llm.data.pass_rates import count_passes, drop_half_line, read_pass_rates
 from jaxrl_llm.data.pipeline import check_lengths, make_prompt
-from jaxrl_llm.errors import ConfigError, DataError
+from jaxrl_llm.errors import ConfigError, DataError, RunDirectoryError
 from jaxrl_llm.monitor.progress import duration
-from jaxrl_llm.monitor.writers import unwritable
 from jaxrl_llm.rollout.engine import Engine, Request, SamplingParams
 from jaxrl_llm.text.chat import encode_prompt
 from jaxrl_llm.trainers.build import engine_config, scoring_workers, stop_ids
@@ -36,6 +36,14 @@ from jaxrl_llm.trainers.settings import RLConfig
 from jaxrl_llm.types import Prompt
 
 _ROUNDS = 4  # slots are filled so often by one call: few idle at its end, little lost by a kill
+
+
+def with_passes(config: RLConfig) -> RLConfig:
+    """The config with a curriculum that goes by pass rates, so that what passes can be set."""
+    curriculum = config.curriculum
+    band = curriculum.keep or CurriculumConfig().keep
+    by_rates = dataclasses.replace(curriculum, enabled=True, keep=band)
+    return dataclasses.replace(config, curriculum=by_rates)
 
 
 def measure_pass_rates(
@@ -64,6 +72,7 @@ def measure_pass_rates(
         raise ConfigError("--samples is too small", got=samples, expected="≥ 1")
     settings = settings_name(config, samples)
     rows = rows_so_far(path, settings)
+    check_writable(path)
     train, _ = config.task.load()
     missing = [index for index in range(len(train)) if train[index]["id"] not in rows]
     if missing:
@@ -110,7 +119,7 @@ def rows_so_far(path: pathlib.Path, settings: str) -> dict[str, dict[str, Any]]:
     try:
         drop_half_line(path)
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise _unwritable(path, error) from error
     rows = read_pass_rates(path)
     if any(row.get("settings") != settings for row in rows.values()):
         raise DataError(
@@ -127,7 +136,31 @@ def append_row(path: pathlib.Path, row: Mapping[str, Any]) -> None:
         with path.open("a", encoding="utf-8", newline="\n") as file:
             file.write(json.dumps(row) + "\n")
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise _unwritable(path, error) from error
+
+
+def check_writable(path: pathlib.Path) -> None:
+    """That rows can be added, before anything is sampled.
+
+    Raises:
+        RunDirectoryError: they can't.
+    """
+    there = path.exists()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()
+        if not there:
+            path.unlink()
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: pathlib.Path, error: OSError) -> RunDirectoryError:
+    return RunDirectoryError(
+        f"can't write {path}",
+        got=error.strerror or error,
+        hint="free some space, or another place for the table",
+    )
 
 
 def _measure(

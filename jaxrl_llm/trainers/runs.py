@@ -11,7 +11,7 @@ from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.trainers import build_supervised, show, show_supervised
 from jaxrl_llm.trainers.build import build_run
 from jaxrl_llm.trainers.dry_run import dry_run, supervised_dry_run
-from jaxrl_llm.trainers.settings import RLConfig
+from jaxrl_llm.trainers.settings import RLConfig, check_overrides
 from jaxrl_llm.trainers.supervised_settings import PreferenceConfig, RewardConfig, SFTConfig
 
 
@@ -22,11 +22,13 @@ class Kind(NamedTuple):
         build: (config, run directory, config as JSON values) → a run for `loop.train`.
         dry_run: builds everything but weights, and shows it.
         finished_text: the summary of a run that was finished earlier.
+        check_overrides: (the file's config, the command's) → refuses overrides without effect.
     """
 
     build: Callable
     dry_run: Callable
     finished_text: Callable
+    check_overrides: Callable = lambda before, after: None
 
 
 def kind_of_run(config: Any, path: object) -> Kind:
@@ -45,7 +47,7 @@ def kind_of_run(config: Any, path: object) -> Kind:
 
 
 KINDS: dict[type, Kind] = {
-    RLConfig: Kind(build_run, dry_run, show.finished_text),
+    RLConfig: Kind(build_run, dry_run, show.finished_text, check_overrides),
     **dict.fromkeys(
         (SFTConfig, RewardConfig, PreferenceConfig),
         Kind(build_supervised.build, supervised_dry_run, show_supervised.finished_text),

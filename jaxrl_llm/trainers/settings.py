@@ -269,6 +269,7 @@ class RLConfig:
                 raise ConfigError(
                     f"{field}.* has no effect: the rollouts are read, not sampled",
                     got=f"rollouts.read={self.rollouts.read}",
+                    hint=_turned_off(field, getattr(self, field), default),
                 )
         prompts, parts = self.train.prompts_per_step, self.train.minibatches
         if prompts % parts:
@@ -280,6 +281,60 @@ class RLConfig:
                 expected="minibatches of the same number of whole prompts",
                 hint=f"--train.minibatches={nearest}",
             )
+
+
+def _turned_off(group: str, settings: Any, default: Any) -> str:
+    """The overrides that put a group of settings back to what it is where nothing is set."""
+
+    def text(value: Any) -> str:
+        return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+    usual = {field.name: getattr(default, field.name) for field in dataclasses.fields(default)}
+    changed = [name for name, value in usual.items() if getattr(settings, name) != value]
+    return " ".join(f"--{group}.{name}={text(usual[name])}" for name in changed)
+
+
+def check_overrides(before: RLConfig, after: RLConfig) -> None:
+    """Refuses overrides of what a run that only samples never reads.
+
+    A config file may set it all: the same file also trains.
+
+    Args:
+        before: the file's config.
+        after: the same with the overrides of a command.
+
+    Raises:
+        ConfigError: one of them changes nothing, not even whether the config is accepted.
+    """
+    if after.rollouts.update:
+        return
+    for name in _OF_UPDATES:
+        *groups, field = name.split(".")
+        old, new = before, after
+        for group in groups:
+            old, new = getattr(old, group), getattr(new, group)
+        value = getattr(old, field)
+        if value == getattr(new, field):
+            continue
+        try:
+            plain = dataclasses.replace(new, **{field: value})
+            if groups:
+                dataclasses.replace(after, **{groups[0]: plain})
+        except ConfigError:
+            continue
+        raise ConfigError(
+            f"{name if groups else name + '.*'} has no effect: nothing is trained",
+            got="rollouts.update=False",
+            hint="leave it to the run that reads these rollouts",
+        )
+
+
+# What only the update reads, and what it works on.
+_OF_UPDATES = (
+    *("algo", "optimizer", "critic", "router", "lora", "ref_mesh"),
+    *("train.epochs", "train.minibatches", "train.mask_truncated"),
+    *("train.layout", "train.row_tokens", "train.micro_tokens"),
+)
 
 
 def counting_rewards(rewards: Mapping[str, Any]) -> dict[str, float]:

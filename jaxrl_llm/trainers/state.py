@@ -155,6 +155,6 @@ def take_step(
         raise NonFinite(
             f"{what} is not finite in step {step + 1}",
             got=f"loss {metrics['loss']}, gradient norm {norm}",
-            hint=f"{rate}; the last checkpoint before it is intact",
+            hint=rate,
         )
     return functions.apply(state, grads), metrics

@@ -164,7 +164,7 @@ class Updater:
         if not np.isfinite(float(self.functions.state.norm(self.params))):
             raise NonFinite(
                 f"the parameters are not finite after step {step + 1}",
-                hint="a lower learning rate; the last checkpoint before it is intact",
+                hint="a lower learning rate",
             )
         return metrics
 

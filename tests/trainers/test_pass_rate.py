@@ -102,6 +102,30 @@ def test_killed_and_started_again_it_writes_the_same(config, straight):
     assert out.stat().st_mtime_ns == before
 
 
+def test_a_place_that_can_not_be_written_is_told_before_anything_is_sampled(
+    config, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("jaxrl_llm.trainers.pass_rate.load", lambda *_: pytest.fail("too late"))
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file" / "x.jsonl", tmp_path):
+        assert main([f"--config={config}", str(out)]) == 2
+        told = capsys.readouterr().err
+        assert "can't " in told and "run_dir" not in told
+
+
+def test_what_passes_can_be_set(config, straight, monkeypatch):
+    seen = []
+
+    def measure(config, path, *, samples, show):
+        seen.append(config.curriculum)
+        return read_pass_rates(straight)
+
+    monkeypatch.setattr("jaxrl_llm.trainers.pass_rate.measure_pass_rates", measure)
+    passes = ["--curriculum.pass_at=0.9", "--curriculum.pass_part=low"]
+    assert main([f"--config={config}", *passes, "x.jsonl"]) == 0
+    assert (seen[0].pass_at, seen[0].pass_part) == (0.9, "low")
+
+
 def test_histogram():
     rows = {
         str(i): {"passes": passes, "n": n}

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rollouts that one run stores and another trains on."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -9,10 +10,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from jaxrl_llm.config import apply_overrides, find_config, load_config
+from jaxrl_llm.data.curriculum import CurriculumConfig
 from jaxrl_llm.data.rollout_store import RolloutStore
-from jaxrl_llm.errors import DataError
+from jaxrl_llm.errors import ConfigError, DataError
 from jaxrl_llm.train import main
+from jaxrl_llm.trainers.collect import GroupFilter
 from jaxrl_llm.trainers.rollouts import check_groups, check_stored_rewards
+from jaxrl_llm.trainers.settings import check_overrides
 from jaxrl_llm.types import Prompt, Reward, Rollout
 
 BASE = ["--config=tiny_grpo.py", "--mesh.data=1", "--train.seed=3", "--train.eval_every=0"]
@@ -78,6 +83,44 @@ def test_what_does_not_fit_is_refused(stored, tmp_path, wrong, message, capsys):
     args = [f"--rollouts.read={stored / 'store'}", f"--run-dir={tmp_path / 'x'}"]
     assert main([*BASE, *args, *wrong]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--optimizer.learning_rate=1e-3"],
+        ["--algo.kl_coef=0.1"],
+        ["--algo.name=ppo", "--critic.warmup_steps=1"],
+        ["--train.epochs=2"],
+        ["--lora.rank=4"],
+    ],
+)
+def test_what_a_run_that_only_samples_never_reads_is_refused(tmp_path, wrong, capsys):
+    args = [f"--rollouts.write={tmp_path / 'store'}", "--rollouts.update=False", "--dry-run"]
+    assert main([*BASE, *args, *wrong]) == 2
+    assert "has no effect: nothing is trained" in capsys.readouterr().err
+
+
+def test_what_decides_whether_a_config_is_accepted_has_an_effect():
+    file = load_config(find_config("tiny_grpo.py"))[1]
+    only_samples = ["--rollouts.write=x", "--rollouts.update=False"]
+    for args in (["--sampler.group_size=1", "--algo.name=reinforce"], ["--train.epochs=1"]):
+        check_overrides(file, apply_overrides(file, [*only_samples, *args]))
+    check_overrides(file, apply_overrides(file, ["--train.epochs=2"]))
+
+
+def test_a_store_of_dynamic_sampling_is_read_as_the_error_says():
+    by_rates = CurriculumConfig(
+        enabled=True, keep=(0.2, 0.8), pass_at=0.25, quota_column="x", quotas=(("a", 1.0),)
+    )
+    rule = GroupFilter(refill="prompts", max_rounds=3)
+    file = load_config(find_config("tiny_grpo.py"))[1]
+    file, args = dataclasses.replace(file, filter=rule, curriculum=by_rates), []
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="read, not sampled") as caught:
+            apply_overrides(file, [*args, "--rollouts.read=x"])
+        args += str(caught.value).partition("try: ")[2].split()
+    apply_overrides(file, [*args, "--rollouts.read=x"])
 
 
 OTHER_REWARDS = '''"""The tiny run with other rewards."""

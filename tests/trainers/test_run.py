@@ -193,6 +193,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(tmp_
     assert main([*BASE, *more]) == 2
     error = capsys.readouterr().err
     assert "not finite" in error and error.count("\n") == 1
+    assert "intact" not in error
     assert "not finite" in (run_dir / "FAILED.txt").read_text()
     saved = {path.name for path in (run_dir / "checkpoints").iterdir()}
     assert saved == {"1"} and not (run_dir / "DONE").exists()
