@@ -17,11 +17,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -84,15 +85,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except RuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        print(
-            f"error: out of memory · got {str(error).splitlines()[0]} · try: a smaller "
-            "--train.micro_tokens, --sampler.slots or --sampler.num_pages, or --model.remat=True",
-            file=sys.stderr,
-        )
-        return 2
 
 
 def leave(code: int) -> NoReturn:
@@ -168,9 +160,25 @@ def run(launch: Launch, overrides: Sequence[str]) -> int:
     if finished is not None:
         print(finished)
         return 0
-    with directory.undone_on_error():
-        built = kind.build(config, directory, settings)
-    return train(built)
+    with out_of_memory_told(kind.sizes):
+        with directory.undone_on_error():
+            built = kind.build(config, directory, settings)
+        return train(built)
+
+
+@contextlib.contextmanager
+def out_of_memory_told(sizes: str) -> Iterator[None]:
+    """Turns XLA's error into a UserError that names the settings that memory depends on."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise UserError(
+            "out of memory",
+            got=str(error).splitlines()[0],
+            hint=f"a smaller {sizes}, or --model.remat=True",
+        ) from error
 
 
 if __name__ == "__main__":

@@ -53,6 +53,9 @@ def _run(args: Sequence[str] | None) -> int:
         raise ConfigError("--pass-at is not a list of numbers", got=options.pass_at)
     if options.samples < 1 or min(ks, default=1) < 1:
         raise ConfigError("--samples and --pass-at are numbers from 1 on")
+    target = pathlib.Path(options.json).expanduser() if options.json else None
+    if target is not None and (target.is_dir() or not target.parent.is_dir()):
+        raise ConfigError("--json can't be written", got=target, expected="a file in a folder")
 
     from jaxrl_llm import config as configs
     from jaxrl_llm.trainers.devices import choose_devices
@@ -75,8 +78,13 @@ def _run(args: Sequence[str] | None) -> int:
     width = max(map(len, metrics))
     for name, value in metrics.items():
         print(f"{name:<{width}}  {value:.6g}")
-    if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(metrics, indent=1) + "\n")
+    if target is not None:
+        try:
+            target.write_text(json.dumps(metrics, indent=1) + "\n")
+        except OSError as error:
+            raise ConfigError(
+                "--json can't be written", got=f"{target}: {error.strerror}"
+            ) from error
     return 0
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import numbers
 import reprlib
 import unicodedata
@@ -39,6 +38,9 @@ class Format:
 
 
 _TEXT = "text, or a list of messages"
+_JSON = (str, int, float, type(None), list, tuple, dict)
+_DEEPEST = 100
+_LARGEST = 1e38  # of numbers whose differences float32 holds
 FORMATS: dict[str, Format] = {
     "text": Format(("text",), meaning="text: all of it is learnt"),
     "messages": Format(("messages",), meaning="a list of messages; what the assistant says counts"),
@@ -53,19 +55,27 @@ FORMATS: dict[str, Format] = {
 
 
 def find_format(columns: Iterable[str], fitting: Sequence[str], where: str) -> str:
-    """The format of a table by its columns: of those that fit, the one that uses most of them.
+    """The format of a table by its columns: of those that fit, the one that must have most of them.
 
     Args:
         fitting: names of the formats that the trainer can use.
         where: what the error calls the table.
 
     Raises:
-        DataError: none fits; names the columns that are there and the formats that would fit.
+        DataError: none fits, or two do equally; names the columns and formats.
     """
     held = set(columns)
     usable = [name for name in fitting if held.issuperset(FORMATS[name].columns)]
-    if usable:
-        return max(usable, key=lambda name: len(FORMATS[name].columns))
+    most = max((len(FORMATS[name].columns) for name in usable), default=0)
+    fullest = [name for name in usable if len(FORMATS[name].columns) == most]
+    if len(fullest) > 1:
+        raise DataError(
+            f"{where} can be read in several ways",
+            got="the columns of " + " and of ".join(fullest),
+            hint=f"--data.format={fullest[0]} or {fullest[-1]}, or drop the other columns",
+        )
+    if fullest:
+        return fullest[0]
     raise DataError(
         f"{where} has no columns to train on",
         got="the columns " + (clip(", ".join(sorted(held))) or "none"),
@@ -96,6 +106,8 @@ def check_row(row: Mapping[str, Any], name: str, where: str) -> Row:
             )
     optional = [c for c in form.optional if row.get(c) is not None]
     kept = {column: row[column] for column in (*form.columns, *optional)}
+    for column, value in kept.items():
+        check_json(value, f"{where}: the column {column!r}")
     _CHECKS[name](kept, where)
     for column, value in kept.items():
         check_unicode(value, f"{where}: the column {column!r}")
@@ -200,13 +212,32 @@ _CHECKS = {
 }
 
 
+def check_json(value: Any, where: str) -> None:
+    """Raises DataError for a value that holds what JSON can't, or that is nested too deeply for
+    templates: they go through it by recursion."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        wrong = next((v for v in level if not isinstance(v, _JSON)), None)
+        if wrong is not None:
+            raise DataError(
+                f"{where} holds a value that is not JSON",
+                got=f"{type(wrong).__name__} {clip(reprlib.repr(wrong), 60)}",
+                expected="text, numbers, true, false, null, lists or objects",
+            )
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, list | tuple | dict)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return
+    raise DataError(f"{where} is nested too deeply", expected=f"at most {_DEEPEST} levels")
+
+
 def _is_number(value: Any) -> bool:
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer that no float holds
-        return False
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return real and abs(value) <= _LARGEST  # false for NaN
 
 
 def _wrong_type(where: str, column: str, value: Any, expected: str) -> None:

@@ -173,16 +173,28 @@ class UnitStream:
         tables: the units of each table.
         weights: how often each table is drawn from.
         seed: of the orders.
+        heldout: units that are not served, but that a run which goes on must find unchanged.
 
     Raises:
         ConfigError: a table is empty.
     """
 
-    def __init__(self, tables: Sequence[Sequence[Unit]], weights: Sequence[float], *, seed: int):
+    def __init__(
+        self,
+        tables: Sequence[Sequence[Unit]],
+        weights: Sequence[float],
+        *,
+        seed: int,
+        heldout: Sequence[Unit] = (),
+    ):
         if not tables or not all(tables):
             raise ConfigError("a table has no example that fits", hint="a larger max_length")
         self.units = [unit for table in tables for unit in table]
-        self._identity = {"seed": int(seed), "units": _fingerprint(self.units)}
+        self._identity = {
+            "seed": int(seed),
+            "units": _fingerprint(self.units),
+            "heldout": _fingerprint(heldout),
+        }
         self._weights = list(weights)
         self._sizes = [len(table) for table in tables]
         self._iterator = self._start(seed)
@@ -214,9 +226,10 @@ class UnitStream:
         """Continues exactly where `get_state` was called.
 
         Raises:
-            DataError: the state belongs to another seed or to other data.
+            DataError: the state belongs to another seed or to other data, held out or not.
         """
-        if dict(state["source"]) != self._identity:
+        # Earlier versions did not note what was held out.
+        if {"heldout": self._identity["heldout"], **state["source"]} != self._identity:
             raise DataError(
                 "the data are not those of the checkpoint",
                 got=self._identity,
@@ -241,9 +254,10 @@ class PackedStream(UnitStream):
         seed: int,
         row_tokens: int,
         bins: int,
+        heldout: Sequence[Unit] = (),
     ):
         self._row_tokens, self._bins = row_tokens, bins
-        super().__init__(tables, weights, seed=seed)
+        super().__init__(tables, weights, seed=seed, heldout=heldout)
 
     def _start(self, seed: int) -> Any:
         from grain.experimental import BestFitPackIterDataset

@@ -106,6 +106,8 @@ class TableData:
         if self.heldout_path is not None:
             train, (heldout, other) = rows, self._rows(self.heldout_path, [form], left_out)
             assert other == form
+            if not heldout:
+                raise DataError(f"no row of {self.heldout_path} is left to hold out", got=left_out)
             refuse_overlap(train, heldout)
         else:
             train, heldout = split_rows(rows, self.heldout, self.split_seed, self.path)
@@ -126,7 +128,7 @@ class TableData:
         rows, seen = [], set()
         for where, raw in table:
             # Before the check, so that it can leave out what the check would refuse.
-            reason = "not kept" if self.keep is not None and not self.keep(raw) else None
+            reason = None if self._keeps(raw, where) else "not kept"
             if reason is None:
                 row = check_row(raw, form, where)
                 reason = self._reason_to_leave_out(row, seen)
@@ -135,6 +137,14 @@ class TableData:
             else:
                 left_out[reason] = left_out.get(reason, 0) + 1
         return rows, form
+
+    def _keeps(self, raw: Row, where: str) -> bool:
+        try:
+            return self.keep is None or bool(self.keep(raw))
+        except Exception as error:  # whatever a user's function may raise
+            raise DataError(
+                f"data.keep fails on {where}", got=f"{type(error).__name__}: {clip(str(error))}"
+            ) from error
 
     def _reason_to_leave_out(self, row: Row, seen: set[str]) -> str | None:
         size = text_size(row)

@@ -293,7 +293,7 @@ def json_lines(
         if not line.strip():
             continue
         try:
-            row = json.loads(line, parse_constant=_refuse_constant)
+            row = json.loads(line, parse_constant=_refuse_constant, object_pairs_hook=unique_keys)
         except (ValueError, RecursionError) as error:
             is_array = number == 1 and line.startswith("[")
             raise DataError(
@@ -330,6 +330,15 @@ def _read_text(path: pathlib.Path) -> str:
             expected="one JSON object a line",
             hint="decompress the file, or save it as UTF-8",
         ) from None
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; raises ValueError where a key stands twice: one value would be lost."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        twice = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
+        raise ValueError(f"the key {twice!r} stands twice in an object")
+    return value
 
 
 def _refuse_constant(name: str) -> None:

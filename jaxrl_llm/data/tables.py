@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxrl_llm.data.records import clip
-from jaxrl_llm.data.sources import json_lines
+from jaxrl_llm.data.sources import json_lines, unique_keys
 from jaxrl_llm.errors import DataError
 
 Table = list[tuple[str, dict[str, Any]]]
@@ -62,7 +62,8 @@ def _read_json(path: pathlib.Path) -> Table:
     if not start.startswith(b"["):
         return _read_jsonl(path)
     try:
-        rows = json.loads(path.read_text(encoding="utf-8-sig"))
+        text = path.read_text(encoding="utf-8-sig")
+        rows = json.loads(text, object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
         raise DataError(
             f"{path} is not JSON",
@@ -81,9 +82,16 @@ def _read_parquet(path: pathlib.Path) -> Table:
     except ImportError:
         raise _missing("parquet files") from None
     try:
-        rows = pyarrow.parquet.read_table(path).to_pylist()
+        names = pyarrow.parquet.read_schema(path).names
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is not a parquet file", got=clip(str(error))) from None
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise DataError(f"{path} has columns of the same name", got=", ".join(twice))
+    try:
+        rows = pyarrow.parquet.read_table(path).to_pylist()
+    except (OSError, ValueError) as error:
+        raise DataError(f"the rows of {path} can't be read", got=clip(str(error))) from None
     return [(f"{path.name}:{number}", row) for number, row in enumerate(rows)]
 
 
@@ -99,12 +107,12 @@ def _read_array_record(path: pathlib.Path) -> Table:
     rows = []
     for number, record in enumerate(records):
         try:
-            row = json.loads(record)
-        except ValueError:
-            row = None
+            row, why = json.loads(record, object_pairs_hook=unique_keys), ""
+        except (ValueError, RecursionError) as error:
+            row, why = None, f" ({error or type(error).__name__})"
         if not isinstance(row, dict):
             raise DataError(
-                f"{path.name}:{number} is not a JSON object", got=clip(repr(record), 60)
+                f"{path.name}:{number} is not a JSON object", got=clip(repr(record), 60) + why
             )
         rows.append((f"{path.name}:{number}", row))
     return rows
@@ -115,12 +123,17 @@ def _read_datasets(path: str, split: str) -> Table:
         import datasets
     except ImportError:
         raise _missing(f"{path!r}, which is no file here: data sets") from None
+    folder = pathlib.Path(path).expanduser()
     try:
-        if pathlib.Path(path).expanduser().is_dir():
-            found = datasets.load_from_disk(path)
+        if folder.is_dir():
+            found = datasets.load_from_disk(str(folder))
+            if not isinstance(found, dict) and split != "train":
+                raise DataError(f"the data set {path!r} has no splits", got=f"split={split!r}")
             table = found[split] if isinstance(found, dict) else found
         else:
             table = datasets.load_dataset(path, split=split)
+    except DataError:
+        raise
     except Exception as error:  # of many kinds: network, names, formats
         raise DataError(
             f"can't load the data set {path!r}, split {split!r}",

@@ -109,9 +109,13 @@ def _render(
         "pad_token": tokenizer.id_to_token(tokenizer.pad_id) or "",
         "unk_token": tokenizer.id_to_token(tokenizer.unk_id) or "",
     }
+    try:
+        plain = _plain([_without_none(message) for message in messages])
+    except RecursionError:
+        raise DataError("a message is nested too deeply", expected="plain JSON") from None
     variables = {
         **_plain({**special, "tools": None, "documents": None, **kwargs}),
-        "messages": _plain([_without_none(message) for message in messages]),
+        "messages": plain,
         "add_generation_prompt": add_generation_prompt,
         "strftime_now": (tokenizer.now or datetime.datetime.now()).strftime,
     }

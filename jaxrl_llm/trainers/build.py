@@ -21,7 +21,7 @@ from jaxrl_llm.checkpoint.pretrained import peek
 from jaxrl_llm.data.curriculum import CurriculumStream, make_stream
 from jaxrl_llm.data.pipeline import PromptStream, check_lengths, content_digest, make_prompt
 from jaxrl_llm.data.stored_runs import RunIdentity
-from jaxrl_llm.errors import ConfigError
+from jaxrl_llm.errors import ConfigError, DataError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import init_adapter
 from jaxrl_llm.models.placement import FREE, Place, Placement
@@ -94,7 +94,17 @@ def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, 
         )
     )
 
+    judged = content_digest([[(prompt.id, prompt.text) for prompt in heldout_prompts]])
+
     def set_data_state(state: dict[str, Any]) -> None:
+        # Earlier versions did not note what was held out.
+        if state.get("heldout", judged) != judged:
+            raise DataError(
+                "the held-out prompts are not those of the checkpoint",
+                got=judged,
+                expected=state["heldout"],
+                hint="restore the held-out file, or start afresh with --fresh",
+            )
         stream.set_state(state["prompts"])
         show.set_state(state["health"])
 
@@ -112,7 +122,11 @@ def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, 
         total_steps=config.train.steps,
         eval_every=config.train.eval_every,
         checkpoint_every=config.train.checkpoint_every,
-        data_state=lambda: {"prompts": stream.get_state(), "health": show.get_state()},
+        data_state=lambda: {
+            "prompts": stream.get_state(),
+            "health": show.get_state(),
+            "heldout": judged,
+        },
         set_data_state=set_data_state,
         evaluate=lambda: (
             evaluate(trainer.engine, heldout_prompts, greedy, source.scorer)

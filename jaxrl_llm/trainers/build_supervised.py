@@ -163,15 +163,14 @@ def load_scoring(path: str, classes: int, dtype: Any, seed: int | None) -> Scori
 
 def make_sft(p: Pieces) -> tuple[SFTTrainer, UnitStream]:
     """The trainer and the stream that feeds it."""
-    config, tables, weights = p.config, p.data.train, p.data.weights
+    config, data = p.config, (p.data.train, p.data.weights)
     row_tokens = config.rows.row_tokens if config.rows.packed else config.rows.max_length
     if config.rows.packed:
-        stream = PackedStream(
-            tables, weights, seed=p.seed, row_tokens=row_tokens, bins=config.sft.pack_bins
-        )
+        bins, heldout = config.sft.pack_bins, p.data.heldout
+        stream = PackedStream(*data, seed=p.seed, row_tokens=row_tokens, bins=bins, heldout=heldout)
         next_rows = lambda: stream.next_rows(config.train.batch)  # noqa: E731 - short
     else:
-        stream = UnitStream(tables, weights, seed=p.seed)
+        stream = UnitStream(*data, seed=p.seed, heldout=p.data.heldout)
         next_rows = lambda: pack_step(  # noqa: E731 - short
             stream.next(config.train.batch), row_tokens=row_tokens, packed=False, multiple=1
         )[0]
@@ -189,7 +188,7 @@ def make_sft(p: Pieces) -> tuple[SFTTrainer, UnitStream]:
 def make_preference(p: Pieces) -> tuple[PreferenceTrainer, UnitStream]:
     """The trainer, with its reference, and the stream that feeds it."""
     config, wanted, remat = p.config, p.config.preference, p.config.model.remat
-    stream = UnitStream(p.data.train, p.data.weights, seed=p.seed)
+    stream = UnitStream(p.data.train, p.data.weights, seed=p.seed, heldout=p.data.heldout)
     loss = preference_loss(p.place.model, wanted, remat=remat)
     logprobs = reply_logprobs(p.place.model, remat=remat)
     rate, moves = wanted.ref_update_rate, wanted.ref_update_every > 0
@@ -252,7 +251,7 @@ def make_reward(p: Pieces) -> tuple[RewardTrainer, UnitStream]:
             remat=remat,
         )
     parts = 1 if wanted.kind == "steps" else 2
-    stream = UnitStream(p.data.train, p.data.weights, seed=p.seed)
+    stream = UnitStream(p.data.train, p.data.weights, seed=p.seed, heldout=p.data.heldout)
     trainer = RewardTrainer(
         kind=wanted.kind,
         next_units=lambda: stream.next(config.train.batch),

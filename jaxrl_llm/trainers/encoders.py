@@ -102,7 +102,12 @@ def encode_examples(config: Any, tokenizer: Tokenizer) -> Encoded:
             )
     for examples, _ in tables:
         first = sum(map(len, train)) + len(heldout)
-        heldout += units(examples.heldout, examples.format, first)
+        found = units(examples.heldout, examples.format, first)
+        if examples.heldout and not found:
+            raise ConfigError(
+                "no held-out example of a table fits", got=notes, hint="a larger rows.max_length"
+            )
+        heldout += found
     return Encoded(train, heldout, [weight for _, weight in tables], notes)
 
 
@@ -150,6 +155,13 @@ def check_effects(config: Any, tables: Sequence[Examples]) -> None:
     """Raises ConfigError where a setting speaks of something that the data do not hold."""
     rows = [row for examples in tables for row in (*examples.train, *examples.heldout)]
     all_text = all(examples.format == "text" for examples in tables)
+    usual = type(config.train).eval_every
+    if config.train.eval_every not in (0, usual) and not any(e.heldout for e in tables):
+        raise ConfigError(
+            "train.eval_every has no effect: the data hold nothing out",
+            got=config.train.eval_every,
+            hint="--data.heldout=100, or --train.eval_every=0",
+        )
     if isinstance(config, SFTConfig) and all_text and not config.sft.completion_only:
         raise ConfigError(
             "sft.completion_only=False has no effect: plain text is learnt whole in any case"

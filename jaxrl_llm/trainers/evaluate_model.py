@@ -48,10 +48,16 @@ def evaluate_model(
         correct: the reward that is > ½ where a completion is right; None: the reward as a whole.
 
     Raises:
-        ConfigError: k is larger than the samples, or there is no such reward.
+        ConfigError: k is larger than the samples, there is no such reward, or the config is not one
+            that anything is sampled for.
         DataError: the config holds nothing out.
     """
     if not isinstance(config, RLConfig):
+        if samples != 1 or ks or correct is not None or seed:
+            raise ConfigError(
+                "--samples, --pass-at, --correct and --seed have no effect: nothing is sampled for "
+                "this kind of config"
+            )
         trainer, _ = make_trainer(gather(config, seed, trained=path))
         metrics, _ = trainer.evaluate()
         if not metrics:

@@ -35,6 +35,8 @@ from jaxrl_llm.trainers.learner import Bounds, Learner, Loss, map_rows, micro_ro
 from jaxrl_llm.trainers.metrics import Sums
 from jaxrl_llm.trainers.supervised_settings import PreferenceSettings
 
+_ROUNDING = 1e-6  # of the log-probabilities of the replies: closer than that, two numbers are equal
+
 
 def reply_logprobs(model_config: ModelConfig, *, remat: bool) -> Callable:
     """(params, rows, bounds) → (token log-probabilities [N, T], 0 outside replies; entropies)."""
@@ -97,7 +99,7 @@ def _pair_terms(logp, rows: PackedRows, counts, bounds: Bounds, settings: Prefer
         "rewards/chosen": mean(chosen),
         "rewards/rejected": mean(rejected),
         "rewards/margins": mean(chosen - rejected),
-        "rewards/accuracies": mean(chosen > rejected),
+        "rewards/accuracies": mean(told_right(pairs, settings)),
         "logps/chosen": mean(jax.lax.stop_gradient(pairs.chosen)),
         "logps/rejected": mean(jax.lax.stop_gradient(pairs.rejected)),
     }
@@ -140,8 +142,10 @@ def _kto_terms(logp, rows: PackedRows, counts, coefs, bounds: Bounds, settings: 
         count = jnp.sum(those).astype(logp.dtype)
         metrics[f"rewards/{name}"] = (jnp.sum(jnp.where(those, reward, 0.0)), count)
     # A reply is told right when its reward, past the KL, has the sign of its label.
-    right = (reward > settings.beta * coefs["kl"].astype(logp.dtype)) == wanted
-    hits = jnp.sum(jnp.where(valid, right.astype(logp.dtype), 0.0))
+    past = jax.lax.stop_gradient(ratio) - coefs["kl"].astype(logp.dtype)
+    size = jnp.abs(total) + jnp.abs(rows.ref.astype(logp.dtype))
+    right = _share_right(jnp.where(wanted, past, -past), size.reshape(-1))
+    hits = jnp.sum(jnp.where(valid, right, 0.0))
     metrics["rewards/accuracies"] = (hits, jnp.sum(valid).astype(logp.dtype))
     return value, metrics
 
@@ -177,6 +181,29 @@ def implicit_rewards(pairs: Pairs, settings: PreferenceSettings) -> tuple[Any, A
     if row.per_token:
         chosen, rejected = chosen / pairs.chosen_length, rejected / pairs.rejected_length
     return settings.beta * chosen, settings.beta * rejected
+
+
+def told_right(pairs: Pairs, settings: PreferenceSettings) -> Any:
+    """1 for each pair whose chosen reply has the larger implicit reward, ½ for a tie, else 0.
+
+    A margin below the rounding of the log-probabilities that it is a difference of is a tie: where
+    the policy is still the reference, the mean is ½.
+    """
+    chosen, rejected = implicit_rewards(pairs, settings)
+    absolute = pairs.replace(chosen=jnp.abs(pairs.chosen), rejected=jnp.abs(pairs.rejected))
+    if pairs.ref_chosen is not None:
+        absolute = absolute.replace(
+            ref_chosen=-jnp.abs(pairs.ref_chosen), ref_rejected=-jnp.abs(pairs.ref_rejected)
+        )
+    return jax.lax.stop_gradient(
+        _share_right(chosen - rejected, sum(implicit_rewards(absolute, settings)))
+    )
+
+
+def _share_right(margin: Any, size: Any) -> Any:
+    """By the sign of a difference of numbers whose sizes add up to `size`."""
+    tie = jnp.abs(margin) <= _ROUNDING * size
+    return jnp.where(tie, 0.5, (margin > 0).astype(margin.dtype)).astype(margin.dtype)
 
 
 def preference_counts(rows: PackedRows, units: int) -> dict[str, Any]:
@@ -347,7 +374,8 @@ class PreferenceTrainer:
         )
 
     def evaluate(self) -> tuple[dict[str, float], list[Any]]:
-        """Held-out metrics of the loss; "eval/accuracy" is the share of pairs told right."""
+        """Held-out metrics of the loss; "eval/accuracy" is the share of pairs (for kto: of replies)
+        told right, a tie counted half: it begins at ½ with a loss that has a reference."""
         if not self.heldout:
             return {}, []
         rows, bounds = self.rows(self.heldout)

@@ -120,7 +120,8 @@ class PreferenceSettings:
                 )
 
     def _check_kto(self, names: list[str]) -> None:
-        if len(names) > 1 or self.reference == "precomputed" or self.kl_coef or self.nll_coef:
+        other = len(names) > 1 or self.reference == "precomputed" or self.kl_coef
+        if other or self.nll_coef is not None:
             raise ConfigError(
                 "kto stands alone and needs a live reference: its KL is measured every step",
                 got=f"losses {names}, reference={self.reference}, kl_coef={self.kl_coef}, "

@@ -22,12 +22,14 @@ class Kind(NamedTuple):
         build: (config, run directory, config as JSON values) → a run for `loop.train`.
         dry_run: builds everything but weights, and shows it.
         finished_text: the summary of a run that was finished earlier.
+        sizes: the settings that memory depends on.
         check_overrides: (the file's config, the command's) → refuses overrides without effect.
     """
 
     build: Callable
     dry_run: Callable
     finished_text: Callable
+    sizes: str
     check_overrides: Callable = lambda before, after: None
 
 
@@ -47,9 +49,20 @@ def kind_of_run(config: Any, path: object) -> Kind:
 
 
 KINDS: dict[type, Kind] = {
-    RLConfig: Kind(build_run, dry_run, show.finished_text, check_overrides),
+    RLConfig: Kind(
+        build_run,
+        dry_run,
+        show.finished_text,
+        "--train.micro_tokens, --sampler.slots or --sampler.num_pages",
+        check_overrides,
+    ),
     **dict.fromkeys(
         (SFTConfig, RewardConfig, PreferenceConfig),
-        Kind(build_supervised.build, supervised_dry_run, show_supervised.finished_text),
+        Kind(
+            build_supervised.build,
+            supervised_dry_run,
+            show_supervised.finished_text,
+            "--train.micro_batch, --rows.row_tokens or --rows.max_length",
+        ),
     ),
 }

@@ -140,6 +140,14 @@ class RewardSettings:
 
 
 def _check_rows(rows: RowConfig, parts: int) -> None:
+    # What a packed row must hold at least says nothing that max_length doesn't.
+    silent = (RowConfig.row_tokens, parts * rows.max_length)
+    if not rows.packed and rows.row_tokens not in silent:
+        raise ConfigError(
+            "rows.row_tokens has no effect without rows.packed",
+            got=rows.row_tokens,
+            hint=f"--rows.row_tokens={parts * rows.max_length}",
+        )
     if rows.packed and rows.row_tokens < parts * rows.max_length:
         raise ConfigError(
             "rows.row_tokens is too small for an example",

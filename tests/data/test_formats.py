@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Columns, tables, cleaning and mixing of supervised data."""
 
+import datetime
 import json
 import re
 
@@ -13,6 +14,7 @@ from jaxrl_llm.data.tables import read_table
 from jaxrl_llm.errors import ConfigError, DataError
 
 ALL = tuple(FORMATS)
+NESTED = json.loads("[" * 600 + "]" * 600)
 
 
 def write(path, rows):
@@ -42,6 +44,30 @@ def test_wrong_columns_are_named_with_the_formats_that_fit():
         find_format(["question", "answer"], ("preference", "ranking"), "t.jsonl")
     for words in ("t.jsonl", "answer, question", "chosen, rejected[, prompt]", "scores"):
         assert words in str(error.value)
+
+
+def test_columns_of_two_formats_are_refused_until_one_is_named(tmp_path):
+    row = {"text": "a", "messages": [{"role": "user", "content": "b"}]}
+    path = write(tmp_path / "t.jsonl", [row])
+    with pytest.raises(DataError, match=r"several ways .*--data.format=text or messages"):
+        TableData(path).load(ALL)
+    for name in ("text", "messages"):
+        assert TableData(path, format=name).load(ALL)[0][0].format == name
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "array"])
+def test_a_key_that_stands_twice_is_refused(suffix, tmp_path):
+    path = tmp_path / f"t.{suffix.replace('array', 'json')}"
+    line = '{"text": "a", "x": {"k": 1, "k": 2}}'
+    path.write_text(f"[{line}]" if suffix == "array" else line)
+    with pytest.raises(DataError, match="the key 'k' stands twice"):
+        read_table(str(path))
+
+
+def test_a_held_out_table_of_which_nothing_is_left_is_refused(tmp_path):
+    paths = [write(tmp_path / f"{n}.jsonl", [{"text": t}]) for n, t in (("a", "long"), ("b", "b"))]
+    with pytest.raises(DataError, match=r"left to hold out .*too short"):
+        TableData(paths[0], heldout_path=paths[1], min_chars=3).load(ALL)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +102,12 @@ def test_wrong_columns_are_named_with_the_formats_that_fit():
         ({"messages": [{"role": "assistant", "content": None}]}, "messages", "wrong type"),
         ({"messages": [{"role": "assistant", "tool_calls": []}]}, "messages", "wrong type"),
         ({"text": "\ud800"}, "text", "Unicode"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c", "margin": 10**400}, "preference",
+         "'margin'"),
+        ({"prompt": "a", "completions": ["b", "c"], "scores": [1, 10**400]}, "ranking", "'scores'"),
+        ({"messages": [{"role": "user", "content": "a", "at": datetime.date(2026, 1, 2)}]},
+         "messages", "not JSON"),
+        ({"messages": [{"role": "user", "content": "a", "at": NESTED}]}, "messages", "too deeply"),
     ],
 )  # fmt: skip
 def test_a_wrong_row_is_refused_and_named(row, name, words):
@@ -179,6 +211,12 @@ def test_tables_are_cleaned_and_split_by_prompt(tmp_path):
     }
 
 
+def test_a_filter_that_raises_is_named_with_the_row(tmp_path):
+    path = write(tmp_path / "t.jsonl", [{"text": "a", "n": 1}, {"text": "b"}])
+    with pytest.raises(DataError, match=r"data.keep fails on t.jsonl:2 · got KeyError: 'n'"):
+        TableData(path, keep=lambda row: row["n"]).load(ALL)
+
+
 def test_array_record_holds_json_objects(tmp_path):
     from array_record.python.array_record_module import ArrayRecordWriter
 
@@ -246,7 +284,7 @@ def test_settings_that_select_nothing_are_refused(make):
         make()
 
 
-def test_parquet_and_data_sets_hold_the_same_rows(tmp_path):
+def test_parquet_and_data_sets_hold_the_same_rows(tmp_path, monkeypatch):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     datasets = pytest.importorskip("datasets")
@@ -255,6 +293,14 @@ def test_parquet_and_data_sets_hold_the_same_rows(tmp_path):
     datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "set"))
     for path in ("t.parquet", "set"):
         assert [row for _, row in read_table(str(tmp_path / path))] == rows
+    with pytest.raises(DataError, match="has no splits"):
+        read_table(str(tmp_path / "set"), "test")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert [row for _, row in read_table("~/set")] == rows
+    double = pyarrow.Table.from_arrays([pyarrow.array(["a"])] * 2, names=["text", "text"])
+    parquet.write_table(double, tmp_path / "double.parquet")
+    with pytest.raises(DataError, match="columns of the same name · got text"):
+        read_table(str(tmp_path / "double.parquet"))
     (tmp_path / "bad.parquet").write_text("no")
     with pytest.raises(DataError, match="not a parquet file"):
         read_table(str(tmp_path / "bad.parquet"))

@@ -131,11 +131,30 @@ def test_another_seed_or_other_data_are_refused():
     judged = [dataclasses.replace(unit, values=(1.0,)) for unit in units([2, 3])]
     for other in (UnitStream([units([2, 3])], [1.0], seed=1),
                   UnitStream([units([2, 4])], [1.0], seed=0),
-                  UnitStream([judged], [1.0], seed=0)):  # fmt: skip
+                  UnitStream([judged], [1.0], seed=0),
+                  UnitStream([units([2, 3])], [1.0], seed=0, heldout=units([2]))):  # fmt: skip
         with pytest.raises(DataError, match="not those of the checkpoint"):
             other.set_state(stream.get_state())
     with pytest.raises(ConfigError, match="no example that fits"):
         UnitStream([[]], [1.0], seed=0)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_other_held_out_data_are_refused_unless_an_earlier_version_noted_none(packed):
+    def stream(heldout):
+        data, more = ([units([2, 3])], [1.0]), {"seed": 0, "heldout": heldout}
+        return (
+            PackedStream(*data, row_tokens=8, bins=2, **more)
+            if packed
+            else UnitStream(*data, **more)
+        )
+
+    state = stream(units([4])).get_state()
+    stream(units([4])).set_state(state)
+    with pytest.raises(DataError, match="not those of the checkpoint"):
+        stream(units([5])).set_state(state)
+    del state["source"]["heldout"]
+    stream(units([5])).set_state(state)
 
 
 def test_lay_out_by_hand():

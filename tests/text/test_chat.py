@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 
 import pytest
 
@@ -152,3 +153,10 @@ def test_spans_of_marks(template, text, spans):
 def test_templates_that_lose_their_marks_are_refused(template):
     with pytest.raises(ModelError, match="marks as the assistant's words"):
         render_with_spans(ASK, with_template(template))
+
+
+def test_a_message_that_is_nested_too_deeply_is_refused():
+    nested = json.loads("[" * 600 + "]" * 600)
+    messages = [{"role": "user", "content": "a", "tool_calls": nested}]
+    with pytest.raises(DataError, match="nested too deeply"):
+        render(messages, with_template("{{ messages[0].role }}"))

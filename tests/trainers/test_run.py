@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole runs of `configs/tiny_grpo.py` as a user starts them: same seed, kill, stop, change."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -14,7 +15,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from jaxrl_llm.config import diff, find_config, load_config, to_dict
+from jaxrl_llm.data.sources import JsonlTask
+from jaxrl_llm.errors import DataError
+from jaxrl_llm.sharding.mesh import MeshConfig
 from jaxrl_llm.train import main
+from jaxrl_llm.trainers.build import build_run
+from jaxrl_llm.trainers.run_directory import open_together
 
 BASE = ["--config=tiny_grpo.py", "--mesh.data=1", "--train.seed=3"]
 
@@ -290,3 +297,22 @@ def test_killed_at_ten_random_moments_it_ends_as_the_straight_run(tmp_path):
     assert kills >= 3, "the run is too short to be killed"
     assert metrics(killed) == metrics(straight)
     jax.tree.map(np.testing.assert_array_equal, final_arrays(killed), final_arrays(straight))
+
+
+def test_other_held_out_prompts_are_not_gone_on_with(tmp_path):
+    """A run whose held-out file has changed stops; one that noted nothing goes on."""
+    for name, prompts in (("train", "ab"), ("heldout", "c")):
+        lines = [json.dumps({"prompt": p}) for p in prompts]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    _, config = load_config(find_config("tiny_grpo.py"))
+    task = JsonlTask(str(tmp_path / "train.jsonl"), str(tmp_path / "heldout.jsonl"))
+    train = dataclasses.replace(config.train, prompts_per_step=2, seed=1)
+    config = dataclasses.replace(config, task=task, train=train, mesh=MeshConfig(data=1))
+    settings = to_dict(config)
+    directory = open_together(tmp_path / "run", settings, diff=diff, seed=1, fresh=False)
+    state = build_run(config, directory, settings).data_state()
+    (tmp_path / "heldout.jsonl").write_text('{"prompt": "d"}')
+    again = build_run(config, directory, settings)
+    with pytest.raises(DataError, match="held-out prompts are not those of the checkpoint"):
+        again.set_data_state(state)
+    again.set_data_state({name: value for name, value in state.items() if name != "heldout"})

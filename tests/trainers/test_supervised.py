@@ -14,14 +14,21 @@ import numpy as np
 import pytest
 from tiny_model import tiny_model
 
-from jaxrl_llm.algorithms.preference_losses import PREFERENCE_LOSSES
+from jaxrl_llm.algorithms.preference_losses import PREFERENCE_LOSSES, Pairs
 from jaxrl_llm.data.encode import Part, Unit, ends_only
 from jaxrl_llm.data.packing import lay_out, pack_step
 from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.models.score_heads import init_score_head
 from jaxrl_llm.models.transformer import forward, logits
 from jaxrl_llm.trainers.learner import Bounds
-from jaxrl_llm.trainers.preference import mismatched, pairs_of, preference_loss
+from jaxrl_llm.trainers.preference import (
+    host_slot_sums,
+    mismatched,
+    pairs_of,
+    preference_loss,
+    reply_logprobs,
+    told_right,
+)
 from jaxrl_llm.trainers.reward import sequence_scores, step_reward_loss
 from jaxrl_llm.trainers.settings import MonitorConfig
 from jaxrl_llm.trainers.sft import sft_loss
@@ -206,6 +213,48 @@ def test_preference_loss_is_its_parts_put_together():
     assert min(abs(0.7 * dpo), 0.2 * ipo, 0.5 * nll, 0.3 * kl) > 1e-3 * by_hand
 
 
+@pytest.mark.parametrize("name", ["dpo", "dpo_norm", "simpo", "ipo"])
+def test_a_margin_of_rounding_noise_is_told_half_right(name):
+    """Three pairs: a hair to either side, and one that is told right."""
+    ref = jnp.array([-40.0, -40.0, -40.0])
+    has_ref = PREFERENCE_LOSSES[name].reference
+    pairs = Pairs(
+        chosen=jnp.array([-40.0 - 4e-6, -40.0 + 4e-6, -39.9]),
+        rejected=ref,
+        chosen_length=jnp.full(3, 10.0),
+        rejected_length=jnp.full(3, 10.0),
+        ref_chosen=ref if has_ref else None,
+        ref_rejected=ref if has_ref else None,
+    )
+    assert told_right(pairs, PreferenceSettings(loss=name)).tolist() == [0.5, 0.5, 1.0]
+    swapped = pairs.replace(chosen=pairs.rejected, rejected=pairs.chosen)
+    assert told_right(swapped, PreferenceSettings(loss=name)).tolist() == [0.5, 0.5, 0.0]
+
+
+@pytest.mark.parametrize("name", ["dpo", "kto"])
+def test_accuracy_is_half_while_the_policy_is_the_reference(name):
+    """The reference's sums are the policy's own but for their last bits."""
+    texts = [("ab", "cd"), ("ab", "xyz"), ("q", "r"), ("q", "st")]
+    if name == "kto":
+        units = [unit(text, values=(float(i == 0),)) for i, text in enumerate(texts)]
+    else:
+        units = [unit(*texts[:2]), unit(*texts[2:])]
+    rows, _ = pack_step(units, row_tokens=32, packed=True, multiple=2)
+    logp, _ = jax.jit(reply_logprobs(CONFIG, remat=False), static_argnums=2)(
+        PARAMS, on_device(rows), Bounds(32, 4)
+    )
+    ref = host_slot_sums(np.asarray(logp), rows, 4)
+    ref = np.nextafter(ref, np.where(np.arange(4) % 2 == 0, 0, -99).astype(np.float32))
+    loss = jax.jit(
+        preference_loss(CONFIG, PreferenceSettings(loss=name), remat=False), static_argnums=4
+    )
+    counts = {"units": np.float32(2), "chosen_tokens": np.float32(3), "tokens": np.float32(8)}
+    coefs = {"kl": np.float32(0)} if name == "kto" else {}
+    _, metrics = loss(PARAMS, on_device(rows.replace(ref=ref)), counts, coefs, Bounds(32, 4))
+    hits, of = metrics["rewards/accuracies"]
+    assert float(hits) / float(of) == 0.5
+
+
 def test_fine_tuning_losses_by_hand():
     units = [unit(("ab", "cd")), unit(("q", "rst"))]
     rows = on_device(lay_out([units, []], 16, 2))
@@ -273,6 +322,15 @@ def test_kto_prefers_other_prompts_and_keeps_to_the_row():
             lambda: SFTConfig(NoData(), rows=RowConfig(packed=False), sft=SFTSettings(pack_bins=4)),
             "pack_bins has no effect",
         ),
+        (lambda: PreferenceSettings(loss="kto", nll_coef=0.0), "kto stands alone"),
+        (
+            lambda: SFTConfig(NoData(), rows=RowConfig(packed=False, row_tokens=4096)),
+            "row_tokens has no effect",
+        ),
+        (
+            lambda: PreferenceConfig(NoData(), rows=RowConfig(packed=False, row_tokens=512)),
+            "row_tokens has no effect",
+        ),
         (lambda: SFTConfig(NoData(), monitor=MonitorConfig(samples_per_step=2)), "no samples"),
     ],
 )
@@ -280,6 +338,12 @@ def test_a_setting_that_can_not_be_meant_is_refused(make, words):
     with pytest.raises(ConfigError) as error:
         make()
     assert words in str(error.value)
+
+
+def test_rows_that_are_not_packed_may_keep_the_least_row_tokens():
+    for tokens in (RowConfig.row_tokens, 256):
+        SFTConfig(NoData(), rows=RowConfig(max_length=256, packed=False, row_tokens=tokens))
+        PreferenceConfig(NoData(), rows=RowConfig(max_length=128, packed=False, row_tokens=tokens))
 
 
 def test_a_pair_must_fit_a_row_and_kto_needs_two():
