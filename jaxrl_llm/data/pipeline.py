@@ -186,6 +186,20 @@ def check_same_prompts(here: Mapping[str, Any], there: Mapping[str, Any]) -> Non
         )
 
 
+def check_same_heldout(here: str, there: str | None) -> None:
+    """Raises DataError if a checkpoint's run held out other prompts; the digests of both.
+
+    Earlier versions noted none: None agrees with any.
+    """
+    if there is not None and there != here:
+        raise DataError(
+            "the held-out prompts are not those of the checkpoint",
+            got=here,
+            expected=there,
+            hint="restore the held-out file, or start afresh with --fresh",
+        )
+
+
 def content_digest(tables: Iterable[Iterable[Any]]) -> str:
     """A short hash of everything in some tables of records."""
     digest = hashlib.sha256()

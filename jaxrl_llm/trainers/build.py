@@ -19,9 +19,15 @@ from jaxrl_llm.checkpoint.huggingface import save_folder
 from jaxrl_llm.checkpoint.manager import CheckpointManager
 from jaxrl_llm.checkpoint.pretrained import peek
 from jaxrl_llm.data.curriculum import CurriculumStream, make_stream
-from jaxrl_llm.data.pipeline import PromptStream, check_lengths, content_digest, make_prompt
+from jaxrl_llm.data.pipeline import (
+    PromptStream,
+    check_lengths,
+    check_same_heldout,
+    content_digest,
+    make_prompt,
+)
 from jaxrl_llm.data.stored_runs import RunIdentity
-from jaxrl_llm.errors import ConfigError, DataError
+from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import init_adapter
 from jaxrl_llm.models.placement import FREE, Place, Placement
@@ -97,14 +103,7 @@ def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, 
     judged = content_digest([[(prompt.id, prompt.text) for prompt in heldout_prompts]])
 
     def set_data_state(state: dict[str, Any]) -> None:
-        # Earlier versions did not note what was held out.
-        if state.get("heldout", judged) != judged:
-            raise DataError(
-                "the held-out prompts are not those of the checkpoint",
-                got=judged,
-                expected=state["heldout"],
-                hint="restore the held-out file, or start afresh with --fresh",
-            )
+        check_same_heldout(judged, state.get("heldout"))
         stream.set_state(state["prompts"])
         show.set_state(state["health"])
 
