@@ -74,8 +74,8 @@ def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, 
     base, tokenizer = peek(config.model.path)
     Placement.make(config.mesh, base)  # refuses before the model is read
     facts, sampler = keep_base(directory, config.model.path), config.sampler
-    begun = directory.date.isoformat()
-    identity = RunIdentity.of(directory.seed, begun, facts, sampler.group_size, sampler.temperature)
+    of_run = directory.seed, directory.date.isoformat(), facts
+    identity = RunIdentity.of(*of_run, sampler.group_size, sampler.temperature)
     tokenizer = tokenizer.at_time(directory.date)
     _, heldout_prompts, stream = build_data(config, tokenizer, base, directory.seed)
     # Scalings of rotary frequencies that depend on the length are the same for a whole run.
@@ -155,11 +155,7 @@ def build_trainer(
     stream: PromptStream | CurriculumStream,
     identity: RunIdentity | None = None,
 ) -> RLTrainer:
-    """The trainer over given parameters, which it takes over.
-
-    Args:
-        identity: of the run, where rollouts are stored or read.
-    """
+    """The trainer over given parameters, which it takes over; `identity` is for stored rollouts."""
     sampler, train = config.sampler, config.train
     algorithm = resolve_algorithm(config)
     form = policy_form(config, algorithm)

@@ -300,8 +300,7 @@ def check_overrides(before: RLConfig, after: RLConfig) -> None:
     A config file may set it all: the same file also trains.
 
     Args:
-        before: the file's config.
-        after: the same with the overrides of a command.
+        before, after: the file's config, without and with the overrides of a command.
 
     Raises:
         ConfigError: one of them changes nothing, not even whether the config is accepted.
