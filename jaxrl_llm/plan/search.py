@@ -61,15 +61,24 @@ def search(
 
     Args:
         make_load: the workload on a mesh, whose rows have to divide it.
+
+    Raises:
+        ConfigError: a run is refused on every mesh; says why on the last.
     """
-    found = []
+    found, refused = [], None
     for layout in layouts(model, topology.devices):
-        load = make_load(layout)
+        try:
+            load = make_load(layout)
+        except ConfigError as error:  # as the run would say
+            refused = error
+            continue
         tensor = choose_sampler(load, topology, layout, sampler_tensor)
         memory = plan_memory(load, layout, tensor)
         bill = make_bill(load, topology, layout, tensor)
         fits = memory.peak <= ROOM * topology.chip.device_memory
         found.append(Candidate(layout, tensor, load, memory, bill.step_seconds[1], fits))
+    if refused is not None and not found:
+        raise refused
     return sorted(found, key=_order)
 
 

@@ -24,6 +24,7 @@ from jaxrl_llm.rollout.settings import EngineConfig, default_pool
 from jaxrl_llm.sharding.mesh import MeshConfig
 from jaxrl_llm.trainers.batching import count_targets
 from jaxrl_llm.trainers.build import engine_config, total_updates
+from jaxrl_llm.trainers.build_supervised import check_context, check_micro_batch
 from jaxrl_llm.trainers.dry_run import longest_samples
 from jaxrl_llm.trainers.optimizers import OptimizerConfig
 from jaxrl_llm.trainers.roles import row_planner
@@ -210,6 +211,7 @@ def _supervised_workload(
     config: SFTConfig | RewardConfig | PreferenceConfig, model: ModelConfig, row_multiple: int
 ) -> Workload:
     _check_no_adapter(config)
+    check_context(config, model)
     names = {SFTConfig: "sft", RewardConfig: "reward", PreferenceConfig: "preference"}
     pairs = isinstance(config, PreferenceConfig) and config.preference.loss != "kto"
     pairs |= isinstance(config, RewardConfig) and config.reward.kind == "pairs"
@@ -218,7 +220,8 @@ def _supervised_workload(
     if not isinstance(config, SFTConfig):  # their batch counts examples
         each = config.rows.max_length * (2 if pairs else 1)
         rows = math.ceil(rows * each / length)
-    micro = math.ceil(min(config.train.micro_batch, rows) / row_multiple) * row_multiple
+    check_micro_batch(config, row_multiple)
+    micro = config.train.micro_batch
     live = isinstance(config, PreferenceConfig) and config.preference.needs_reference
     precomputed = live and config.preference.reference == "precomputed"
     return Workload(

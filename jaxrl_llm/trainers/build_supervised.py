@@ -57,16 +57,12 @@ from jaxrl_llm.trainers.reward import (
     sequence_scores,
     step_reward_loss,
 )
-from jaxrl_llm.trainers.roles import load_at
+from jaxrl_llm.trainers.roles import check_rows, load_at
 from jaxrl_llm.trainers.run_directory import RunDirectory
 from jaxrl_llm.trainers.settings import with_backend
 from jaxrl_llm.trainers.sft import SFTTrainer, sft_loss
 from jaxrl_llm.trainers.show_supervised import SupervisedShow
-from jaxrl_llm.trainers.supervised_settings import (
-    PreferenceConfig,
-    RewardConfig,
-    SFTConfig,
-)
+from jaxrl_llm.trainers.supervised_settings import PreferenceConfig, RewardConfig, SFTConfig
 
 Config = SFTConfig | RewardConfig | PreferenceConfig
 
@@ -120,7 +116,8 @@ def gather(
     # Scalings of rotary frequencies that depend on the length are the same for a whole run.
     model_config = with_backend(base, config.model, context=config.rows.max_length)
     place = Placement.make(config.mesh, model_config)
-    check_micro_batch(config, place)
+    check_micro_batch(config, place.row_multiple)
+    check_rows(place, config.model.dtype, shared=False)
     tokenizer = with_template(tokenizer, config.rows.chat_template)
     tokenizer = tokenizer if date is None else tokenizer.at_time(date)
     data = encode_examples(config, tokenizer)
@@ -369,9 +366,9 @@ def title(config: Config) -> str:
     return " + ".join(name for name, _ in config.preference.mixture)
 
 
-def check_micro_batch(config: Config, place: Placement) -> None:
-    """Every micro-batch must fill the mesh."""
-    micro, multiple = config.train.micro_batch, place.row_multiple
+def check_micro_batch(config: Config, multiple: int) -> None:
+    """Every micro-batch must fill the mesh: rows are split in so many parts."""
+    micro = config.train.micro_batch
     if micro % multiple:
         near = nearest(micro, [multiple * n for n in range(1, micro // multiple + 2)])
         raise ConfigError(

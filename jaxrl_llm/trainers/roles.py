@@ -16,6 +16,7 @@ from jaxrl_llm.checkpoint.pretrained import load, peek
 from jaxrl_llm.checkpoint.score_folder import is_score_folder, load_score_folder
 from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.kernels.choice import Case, choose_pages, choose_rows
 from jaxrl_llm.models.placement import Placement
 from jaxrl_llm.models.transformer import abstract_params
 from jaxrl_llm.sharding.mesh import MeshConfig, row_parts
@@ -53,8 +54,11 @@ def build_passes(config: RLConfig, place: Placement, seed: int) -> Passes:
     """How a model that lives at `place` goes through a batch: rows are laid out for its mesh.
 
     Raises:
-        ConfigError: more micro-batches are asked for than there are samples for.
+        ConfigError: more micro-batches are asked for than there are samples for, or an attention
+            back end that can't serve here.
     """
+    check_rows(place, config.model.dtype, shared=config.train.layout == "shared_prefix")
+    check_pages(place, config)
     samples = config.train.prompts_per_step * config.sampler.group_size // config.train.minibatches
     if place.layout.microbatches is not None and place.row_multiple > samples:
         raise ConfigError(
@@ -71,6 +75,25 @@ def build_passes(config: RLConfig, place: Placement, seed: int) -> Passes:
         group_size=config.sampler.group_size,
         seed=seed,
     )
+
+
+def check_rows(place: Placement, dtype: str, *, shared: bool) -> None:
+    """Refuses a named attention back end here, not at the first step: by then the run directory is
+    written, and another config would no longer be taken there."""
+    parts = {"tensor": place.layout.tensor, "pipeline": place.layout.pipeline}
+    platform = place.mesh.devices.flat[0].platform
+    case = Case.of(place.model, dtype, platform, shared=shared, **parts)
+    choose_rows(place.model.attention_backend, case)
+
+
+def check_pages(place: Placement, config: RLConfig) -> None:
+    """The same of the sampler's, for its own mesh; on one device the engine itself looks."""
+    sampler = config.sampler
+    if sampler.mesh is not None:
+        platform = place.mesh.devices.flat[0].platform
+        sizes = {"page_size": sampler.page_size, "tensor": sampler.mesh.tensor}
+        case = Case.of(place.model, config.model.dtype, platform, **sizes)
+        choose_pages(sampler.attention_backend, case)
 
 
 def row_planner(config: RLConfig, devices: int) -> Callable[[Batch], RowPlan]:

@@ -87,9 +87,25 @@ def test_without_a_compiler_it_says_what_to_install(capsys):
         (["--config=tiny_grpo.py", "--topology=cpu:8", "--sampler-tensor=3"], "divide the devices"),
         (["--config=tiny_grpo.py", "--topology=cpu:8", "--train.stepz=3"], "train.steps"),
         (["--config=tiny_grpo.py", "--topology=cpu:8", "--lora.rank=4"], "adapters"),
+        (
+            [
+                *("--config=sft.py", "--model.path=tiny-random", "--topology=v5e:4x4"),
+                *("--train.micro_batch=4", "--mesh.fsdp=16"),
+            ],
+            "a micro-batch does not divide over the mesh",
+        ),
     ],
 )
 def test_errors_are_one_line_and_exit_2(capsys, args, says):
     code, out, err = run(capsys, *args, "--estimate")
     assert code == 2 and out == ""
     assert says in err and len(err.splitlines()) == 1
+
+
+def test_a_search_proposes_no_mesh_on_which_the_run_is_refused(capsys):
+    args = ["--config=sft.py", "--model.path=tiny-random", "--topology=v5e:4x4", "--estimate"]
+    args += ["--train.micro_batch=4", "--rows.max_length=256", "--search"]
+    code, out, _ = run(capsys, *args)
+    assert code == 0
+    sizes = dict(word.split("=") for word in out.rstrip().splitlines()[-1].split()[1:])
+    assert int(sizes["--mesh.data"]) * int(sizes["--mesh.fsdp"]) in (1, 2, 4)

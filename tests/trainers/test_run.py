@@ -316,3 +316,11 @@ def test_other_held_out_prompts_are_not_gone_on_with(tmp_path):
     with pytest.raises(DataError, match="held-out prompts are not those of the checkpoint"):
         again.set_data_state(state)
     again.set_data_state({name: value for name, value in state.items() if name != "heldout"})
+
+
+def test_a_refused_back_end_leaves_the_directory_to_the_next_run(tmp_path, capsys):
+    args = [*BASE, f"--run-dir={tmp_path / 'run'}", "--train.steps=1"]
+    assert main([*args, "--model.attention_backend=splash"]) == 2
+    assert "splash can't serve this run" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "config.json").exists()
+    assert main(args) == 0

@@ -440,3 +440,10 @@ def test_the_first_loss_on_the_embedded_model_is_known(name, tmp_path):
     losses = first_steps(name, tmp_path / name)
     assert abs(losses[0] - FIRST_LOSS[name]) < 1e-4, losses
     assert losses[1] < losses[0]
+
+
+def test_a_refused_back_end_leaves_no_config_in_the_directory(tmp_path, capsys):
+    args = [*SFT, f"--run-dir={tmp_path / 'run'}", "--model.attention_backend=splash"]
+    assert main(args) == 2
+    assert "splash can't serve this run" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "config.json").exists()
