@@ -74,7 +74,7 @@ def trainer_of(config_type, rows, tmp_path, **settings):
     config = config_type(
         data=TableData(str(tmp_path / "data.jsonl")),
         model=ModelSource(path=str(write_tiny_model(tmp_path / "model"))),
-        rows=RowConfig(max_length=64, row_tokens=128, packed=packed),
+        rows=RowConfig(max_length=64, row_tokens=128 if packed else 64, packed=packed),
         train=FitConfig(steps=1, batch=len(rows), micro_batch=2),
         mesh=MeshConfig(data=1),
         **settings,
