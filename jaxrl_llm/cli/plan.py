@@ -13,10 +13,11 @@ model folder with `config.json` alone is enough.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 
-from jaxrl_llm.errors import UserError
+from jaxrl_llm.errors import ConfigError, UserError
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -53,8 +54,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _check_numbers(options: argparse.Namespace) -> None:
+    for name, least in (("price", 0.0), ("retry", 0.0), ("timeout", 1.0)):
+        value = getattr(options, name)
+        if value is not None and not least <= value < math.inf:
+            raise ConfigError(
+                f"--{name} is out of range", got=value, expected=f"a number, at least {least:g}"
+            )
+
+
 def _run(args: Sequence[str] | None) -> int:
     options, overrides = _parser().parse_known_args(args)
+    _check_numbers(options)
     from jaxrl_llm import config as configs
     from jaxrl_llm.monitor.progress import emit
     from jaxrl_llm.plan.hardware import parse_topology

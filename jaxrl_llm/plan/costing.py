@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from jaxrl_llm.plan.estimate import (
@@ -19,9 +20,8 @@ from jaxrl_llm.plan.flops import Pass
 from jaxrl_llm.plan.hardware import Topology
 from jaxrl_llm.plan.memory import sampler_copies, tree_bytes
 from jaxrl_llm.plan.workload import Workload
-from jaxrl_llm.sharding.mesh import MeshConfig
-
-FEWEST_SLOTS = 16  # of a copy of the sampler
+from jaxrl_llm.rollout.engines import engine_share
+from jaxrl_llm.sharding.mesh import AXES, ROW_AXES, MeshConfig
 
 
 def make_bill(
@@ -40,20 +40,31 @@ def make_bill(
         price: USD for a chip and hour; None: the table's.
     """
     chip, devices = topology.chip, topology.devices
-    mfu = mfu_range(load.micro * load.width / devices, chip)
+    used = [axis for axis in ROW_AXES if getattr(layout, axis) > 1]
+    link = min((axis_rate(axis, topology, layout) for axis in used), default=None)
+    mfu = mfu_range(load.micro * load.width / devices, chip, dtype=load.dtype, link=link)
     phases = []
     if load.sampler is not None:
         phases += sampling_phases(load, topology, layout, sampler_tensor)
     phases += [row_phase(part, load, topology, layout, mfu) for part in load.update_passes]
     tokens = load.tokens if load.sampler is None else load.sequences * load.new_tokens
+    source = chip.price_source if price is None else "as given"
     price = chip.price if price is None else price
-    return Bill(tuple(phases), load.steps, tokens, topology.chips, chip, price, retry)
+    chips = topology.chips
+    return Bill(tuple(phases), load.steps, tokens, chips, chip, price, retry, source, load.dtype)
 
 
 def row_phase(
     part: Pass, load: Workload, topology: Topology, layout: MeshConfig, mfu: Range
 ) -> Phase:
-    """A pass over rows, and at least the time in which the chips exchange what it needs."""
+    """A pass over rows, and at least the time in which the chips exchange what it needs.
+
+    In a pipeline of p stages, m micro-batches and v rounds each device works v·m of v·m + p − 1
+    times (https://arxiv.org/abs/2104.04473, section 2.2).
+    """
+    works = layout.rounds * layout.in_flight
+    busy = works / (works + layout.pipeline - 1)
+    mfu = (mfu[0] * busy, mfu[1] * busy)
     phase = compute_phase(
         part.name,
         computed=part.computed_flops,
@@ -61,41 +72,73 @@ def row_phase(
         devices=topology.devices,
         chip=topology.chip,
         mfu=mfu,
+        dtype=load.dtype,
     )
     calls = part.places / (load.micro * load.width)
-    exchanged = calls * exchanged_bytes(load, layout, learns=part.kind == "update")
-    seconds = exchanged / (topology.chip.device_link_bandwidth / 2.0)
+    exchanged = exchanged_by_axis(load, layout, learns=part.kind == "update")
+    seconds = calls * sum(
+        size / axis_rate(axis, topology, layout) for axis, size in exchanged.items()
+    )
     if seconds <= phase.seconds[0]:
         return phase
     times = (seconds, max(seconds, phase.seconds[1]))
     return Phase(part.name, times, mfu, "links", part.model_flops)
 
 
+def axis_rate(axis: str, topology: Topology, layout: MeshConfig) -> float:
+    """Bytes/s that a device receives along an axis of the mesh.
+
+    Devices are laid out in the order of `AXES`. A ring that leaves its host enters each host once:
+    those of the ring that are in one host share it, with their part of the host's network.
+    """
+    chip = topology.chip
+    link = chip.device_link_bandwidth / 2.0
+    inner = math.prod(getattr(layout, name) for name in AXES[AXES.index(axis) + 1 :])
+    in_host = chip.chips_per_host * chip.devices_per_chip
+    leaves = topology.hosts > 1 and in_host % (inner * getattr(layout, axis)) != 0
+    if chip.network is None or not leaves:
+        return link
+    together = min(max(in_host // inner, 1), getattr(layout, axis))
+    return min(link, together * chip.network / chip.devices_per_chip / 2.0)
+
+
 def exchanged_bytes(load: Workload, layout: MeshConfig, *, learns: bool) -> float:
-    """Bytes that a device receives during a micro-batch.
+    """Bytes that a device receives during a micro-batch, along all axes."""
+    return sum(exchanged_by_axis(load, layout, learns=learns).values(), 0.0)
+
+
+def exchanged_by_axis(load: Workload, layout: MeshConfig, *, learns: bool) -> dict[str, float]:
+    """Bytes that a device receives during a micro-batch, along each axis.
 
     Weights split over `fsdp` are gathered once forward and once backward, gradients summed over
     `data` and `fsdp`; `tensor` sums the residual stream twice a layer, and twice again backward.
     """
     size, model = load.itemsize, load.model
     split = tree_bytes(model, MeshConfig(data=1, tensor=layout.tensor), "parameters", size)
-    total = 0.0
+    total = {}
     if layout.fsdp > 1:
-        total += split * (3 if learns else 1) * (layout.fsdp - 1) / layout.fsdp
+        total["fsdp"] = split * (3 if learns else 1) * (layout.fsdp - 1) / layout.fsdp
     if layout.data > 1 and learns:
-        total += 2 * split / layout.fsdp * (layout.data - 1) / layout.data
+        total["data"] = 2 * split / layout.fsdp * (layout.data - 1) / layout.data
     if layout.tensor > 1:
         tokens = load.micro * load.width / (layout.data * layout.fsdp)
         sums = 2 * model.num_layers / layout.pipeline * (3 if learns and load.remat else 1 + learns)
         share = 2 * (layout.tensor - 1) / layout.tensor
-        total += sums * share * tokens * model.hidden_size * size
+        total["tensor"] = sums * share * tokens * model.hidden_size * size
     return total
 
 
 def sampling_phases(
     load: Workload, topology: Topology, layout: MeshConfig, tensor: int
 ) -> list[Phase]:
-    """Prefill of every prompt once, and the decode loop of every copy of the sampler."""
+    """Prefill of every prompt once, and the decode loop of every copy of the sampler; then the same
+    of the greedy completions, where they are the baseline."""
+    if load.greedy:
+        alone = dataclasses.replace(load, sequences=load.greedy, group_size=1, greedy=0)
+        load = dataclasses.replace(load, greedy=0)
+        again = sampling_phases(alone, topology, layout, tensor)
+        named = [dataclasses.replace(p, name=f"greedy {p.name}") for p in again]
+        return sampling_phases(load, topology, layout, tensor) + named
     model, chip = load.model, topology.chip
     copies = sampler_copies(layout, tensor)
     weights = tree_bytes(model, MeshConfig(data=1, tensor=tensor), "parameters", load.itemsize)
@@ -111,8 +154,9 @@ def sampling_phases(
         step_flops=chunk * each / tensor,
         needed=tokens * each,
         chip=chip,
+        dtype=load.dtype,
     )
-    slots = max(math.ceil(load.sampler.slots / copies), FEWEST_SLOTS)
+    slots = engine_share(load.sampler, copies).slots
     slots = min(slots, max(math.ceil(load.sequences / copies), 1))
     waves = math.ceil(load.sequences / (copies * slots))
     context = load.prompt_tokens + load.new_tokens / 2.0
@@ -126,5 +170,6 @@ def sampling_phases(
         step_flops=slots * flops / tensor,
         needed=load.sequences * load.new_tokens * flops,
         chip=chip,
+        dtype=load.dtype,
     )
     return [prefill, decode]

@@ -42,13 +42,25 @@ def cost(chip_hours: int | float, price: int | float, retry: int | float = RETRY
     return chip_hours * price * (1.0 + retry)
 
 
-def mfu_range(tokens_per_device: int | float, chip: Chip) -> Range:
+def mfu_range(
+    tokens_per_device: int | float,
+    chip: Chip,
+    *,
+    dtype: str = "bfloat16",
+    link: int | float | None = None,
+) -> Range:
     """What utilisation to expect of an update with so many tokens a device.
 
     Up to ``rate / link bandwidth`` tokens a device (one direction), gathering two-byte weights
-    takes longer than multiplying with them, and the utilisation falls in proportion.
+    takes longer than multiplying with them, and the utilisation falls in proportion; weights of
+    four bytes take twice as long.
+
+    Args:
+        link: bytes/s in one direction; None: of the links within a host or slice.
     """
-    enough = chip.device_flops / (chip.device_link_bandwidth / 2.0)
+    link = chip.device_link_bandwidth / 2.0 if link is None else link
+    size = 2.0 if dtype == "float32" else 1.0
+    enough = size * chip.rate(dtype) / chip.devices_per_chip / link
     filled = min(1.0, tokens_per_device / enough)
     return BEST_MFU[0] * filled, BEST_MFU[1] * filled
 
@@ -72,10 +84,17 @@ class Phase:
 
 
 def compute_phase(
-    name: str, *, computed: int | float, needed: int | float, devices: int, chip: Chip, mfu: Range
+    name: str,
+    *,
+    computed: int | float,
+    needed: int | float,
+    devices: int,
+    chip: Chip,
+    mfu: Range,
+    dtype: str = "bfloat16",
 ) -> Phase:
     """A pass over rows on all devices; `mfu` is of the FLOPs that are computed."""
-    at_peak = computed / (devices * chip.device_flops)
+    at_peak = computed / (devices * chip.rate(dtype) / chip.devices_per_chip)
     return Phase(name, (at_peak / mfu[1], at_peak / mfu[0]), mfu, "FLOPs", needed)
 
 
@@ -87,6 +106,7 @@ def sampler_phase(
     step_flops: int | float,
     needed: int | float,
     chip: Chip,
+    dtype: str = "bfloat16",
 ) -> Phase:
     """Steps of one copy of the sampler: decoding, or chunks of prompts.
 
@@ -96,7 +116,7 @@ def sampler_phase(
         needed: model FLOPs of all devices.
     """
     reading = step_bytes / chip.device_memory_bandwidth
-    computing = step_flops / chip.device_flops
+    computing = step_flops / (chip.rate(dtype) / chip.devices_per_chip)
     bound = "bandwidth" if reading >= computing else "FLOPs"
     efficiency = DECODE_BANDWIDTH if bound == "bandwidth" else BEST_MFU
     at_peak = steps * max(reading, computing)
@@ -114,6 +134,8 @@ class Bill:
         steps: of the run.
         tokens: useful ones of one step.
         chips: that are rented, and their price for an hour; None: not listed.
+        price_source: of the price.
+        dtype: whose rate the utilisation is of.
     """
 
     phases: tuple[Phase, ...]
@@ -123,6 +145,8 @@ class Bill:
     chip: Chip
     price: int | float | None
     retry: int | float = RETRY
+    price_source: str = ""
+    dtype: str = "bfloat16"
 
     @property
     def step_seconds(self) -> Range:
@@ -132,7 +156,9 @@ class Bill:
     def mfu(self) -> Range:
         """Model FLOPs of a whole step over what the chips could do meanwhile, worse to better."""
         needed = sum(p.model_flops for p in self.phases)
-        best, worst = (needed / (s * self.chips * self.chip.flops) for s in self.step_seconds)
+        best, worst = (
+            needed / (s * self.chips * self.chip.rate(self.dtype)) for s in self.step_seconds
+        )
         return worst, best
 
     @property

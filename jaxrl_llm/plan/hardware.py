@@ -34,6 +34,11 @@ class Chip:
         price_source: where the price comes from, and when it was read.
         devices_per_chip: what JAX calls a device is this part of a chip.
         shape: dimensions of a topology; 1 is a plain count.
+        most: chips of the largest slice; None: no limit.
+        network: bytes/s between hosts, a chip's part, both directions together; None: the links
+            reach all chips of a topology.
+        float32: rate of float32 products by JAX's default, as a part of `flops`: TF32 on a GPU,
+            passes in bfloat16 on a TPU.
     """
 
     name: str
@@ -48,6 +53,20 @@ class Chip:
     price_source: str
     devices_per_chip: int = 1
     shape: int = 1
+    most: int | None = None
+    network: int | float | None = None
+    float32: float = 1.0
+
+    def rate(self, dtype: str) -> float:
+        """FLOP/s of the chip in a dtype."""
+        return self.flops * (self.float32 if dtype == "float32" else 1.0)
+
+    def rate_words(self, dtype: str) -> str:
+        """The rate of one JAX device, and what stands behind it."""
+        words = f"{self.rate(dtype) / self.devices_per_chip / 1e12:g} TFLOP/s {dtype}"
+        if dtype != "float32" or self.kind == "cpu":
+            return words
+        return words + (" (as TF32)" if self.kind == "cuda" else " (by default in bfloat16 passes)")
 
     @property
     def device_flops(self) -> float:
@@ -129,6 +148,13 @@ def parse_topology(text: str) -> Topology:
             expected=_SHAPE_WORDS[chip.shape],
             hint=f"{name}:{_nearest(math.prod(shape), chip.shape)}",
         )
+    if chip.most is not None and math.prod(shape) > chip.most:
+        raise ConfigError(
+            f"beyond the largest slice of {name}",
+            got=f"{text} ({math.prod(shape)} chips)",
+            expected=f"at most {chip.most} chips",
+            hint=f"{name}:{_nearest(chip.most, chip.shape)}",
+        )
     return Topology(chip, shape)
 
 
@@ -145,7 +171,7 @@ def _is_3d(shape: tuple[int, ...]) -> bool:
     if shape in _SMALL_3D:
         return True
     whole = len(shape) == 3 and all(n >= 4 and n % 4 == 0 for n in shape)
-    return whole and list(shape) == sorted(shape) and math.prod(shape) <= _MOST_3D
+    return whole and list(shape) == sorted(shape)
 
 
 def _nearest(chips: int, dimensions: int) -> str:
@@ -159,8 +185,8 @@ def _nearest(chips: int, dimensions: int) -> str:
 
 _SLICES_2D = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 _SMALL_3D = ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
-_CUBES_3D = ((4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8), (8, 8, 16), (8, 16, 16), (16, 16, 16))
-_MOST_3D = 9216
+_CUBES_3D = ((4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8), (8, 8, 16), (8, 16, 16), (16, 16, 16),
+             (16, 16, 24))  # fmt: skip
 _SHAPES = {1: _is_count, 2: _is_2d, 3: _is_3d}
 _SHAPE_WORDS = {
     1: "a number of devices, at least 1",
@@ -175,42 +201,49 @@ _AWS_PRICE = "https://aws.amazon.com/ec2/pricing/on-demand/ (us-east-1, an eight
 
 def _tpu(name: str, tflops: int, memory: int, bandwidth: int, links: int, **rest) -> Chip:
     sizes = {"flops": tflops * 1e12, "memory": memory, "memory_bandwidth": bandwidth * GB}
-    source = f"{_TPU_DOCS}{name}, 2026-11"
+    source = f"{_TPU_DOCS}{name}, 2026-11" + rest.pop("and_source", "")
     return Chip(name, "tpu", **sizes, link_bandwidth=links * GB, source=source, **rest)
 
 
-def _gpu(name: str, tflops: int, memory: int, bandwidth: int, links: int, **rest) -> Chip:
+def _gpu(
+    name: str, tflops: int, memory: int, bandwidth: int, links: int, host_gbits: int, **rest
+) -> Chip:
+    """Args: host_gbits: Gbit/s of the price's machine of eight to others, each direction."""
     sizes = {"flops": tflops * 1e12, "memory": memory, "memory_bandwidth": bandwidth * GB}
-    return Chip(name, "cuda", **sizes, link_bandwidth=links * GB, chips_per_host=8, **rest)
+    sizes |= {"link_bandwidth": links * GB, "network": 2 * host_gbits * GB / 8 / 8}
+    return Chip(name, "cuda", **sizes, chips_per_host=8, float32=0.5, **rest)
 
 
+# Networks: https://aws.amazon.com/ec2/instance-types/ (the machines of the prices), 2026-11.
 _NVIDIA = "https://www.nvidia.com/en-us/data-center/"
 
 # The one table of chips. TPU memory is counted as the compiler does, GPU memory as it is sold.
 CHIPS: dict[str, Chip] = {
     chip.name: chip
     for chip in (
-        _tpu("v4", 275, 32 * GIB, 1200, 300, chips_per_host=4, price=3.22,
-             price_source=_TPU_PRICE, shape=3),
+        _tpu("v4", 275, 32 * GIB, 1200, 600, chips_per_host=4, price=3.22,
+             price_source=_TPU_PRICE, shape=3, most=4096,
+             and_source="; links: six of 50 GB/s each way, https://arxiv.org/abs/2304.01433"),
         _tpu("v5e", 197, 16 * GIB, 819, 400, chips_per_host=8, price=1.20,
              price_source=_TPU_PRICE, shape=2),
-        _tpu("v5p", 459, 95 * GIB, 2765, 600, chips_per_host=4, price=4.20,
-             price_source=_TPU_PRICE, shape=3),
+        _tpu("v5p", 459, 95 * GIB, 2765, 1200, chips_per_host=4, price=4.20,
+             price_source=_TPU_PRICE, shape=3, most=6144),
         _tpu("v6e", 918, 32 * GIB, 1638, 800, chips_per_host=8, price=2.70,
              price_source=_TPU_PRICE, shape=2),
         _tpu("tpu7x", 2307, 192 * GIB, 7380, 1200, chips_per_host=4, price=None,
-             price_source="no list price was found", shape=3, devices_per_chip=2),
-        _gpu("a100-40", 312, 40 * GB, 1555, 600, price=2.745,
+             price_source="no list price was found", shape=3, devices_per_chip=2,
+             most=9216),
+        _gpu("a100-40", 312, 40 * GB, 1555, 600, 400, price=2.745,
              source=_NVIDIA + "a100/ (SXM)", price_source=_AWS_PRICE.format("p4d.24xlarge")),
-        _gpu("a100-80", 312, 80 * GB, 2039, 600, price=3.431,
+        _gpu("a100-80", 312, 80 * GB, 2039, 600, 400, price=3.431,
              source=_NVIDIA + "a100/ (SXM)", price_source=_AWS_PRICE.format("p4de.24xlarge")),
-        _gpu("h100", 989, 80 * GB, 3350, 900, price=6.88,
+        _gpu("h100", 989, 80 * GB, 3350, 900, 3200, price=6.88,
              source=_NVIDIA + "h100/ (SXM; half of the figure with sparsity)",
              price_source=_AWS_PRICE.format("p5.48xlarge")),
-        _gpu("h200", 989, 141 * GB, 4800, 900, price=7.912,
+        _gpu("h200", 989, 141 * GB, 4800, 900, 3200, price=7.912,
              source=_NVIDIA + "h200/ (SXM; half of the figure with sparsity)",
              price_source=_AWS_PRICE.format("p5en.48xlarge")),
-        _gpu("b200", 2250, 180 * GB, 7700, 1800, price=14.242,
+        _gpu("b200", 2250, 180 * GB, 7700, 1800, 3200, price=14.242,
              source=_NVIDIA + "hgx/ (HGX B200; half of the figure with sparsity)",
              price_source=_AWS_PRICE.format("p6-b200.48xlarge")),
         # A stand-in for tests and laptops: rates of two cores of a server, measured once.

@@ -65,8 +65,8 @@ def _head(load: Workload, topology: Topology, layout: MeshConfig, tensor: int) -
         f"{topology.hosts} host{'s' * (topology.hosts > 1)}"
     )
     yield (
-        f"device     {chip.device_memory / GIB:.1f} GiB, {chip.device_flops / 1e12:g} TFLOP/s "
-        f"bfloat16, {chip.device_memory_bandwidth / 1e9:,.0f} GB/s ({chip.source})"
+        f"device     {chip.device_memory / GIB:.1f} GiB, {chip.rate_words(load.dtype)}, "
+        f"{chip.device_memory_bandwidth / 1e9:,.0f} GB/s ({chip.source})"
     )
     yield "mesh       " + " × ".join(f"{axis} {getattr(layout, axis)}" for axis in AXES)
     platform = {"cuda": "gpu"}.get(chip.kind, chip.kind)
@@ -76,6 +76,7 @@ def _head(load: Workload, topology: Topology, layout: MeshConfig, tensor: int) -
         platform,
         layout,
         shared=load.shared,
+        planned=True,
         engine=load.sampler,
         sampler_tensor=tensor,
     )
@@ -162,12 +163,13 @@ def _bill(bill: Bill) -> Iterator[str]:
     yield f"  {'all':<26}{_span(bill.step_seconds):>17}"
     yield f"MFU        {bill.mfu[0]:.1%}–{bill.mfu[1]:.1%} of a whole step"
     yield f"tokens/s   {_span(bill.tokens_per_second)} (completions; rows where nothing is sampled)"
-    yield f"hours      {_span(bill.hours)} for {bill.steps} steps on {bill.chips} chips"
+    what = f"{bill.steps} steps on {bill.chips} chips, evaluations not counted"
+    yield f"hours      {_span(bill.hours)} for {what}"
     if bill.money is None:
         yield f"money      no list price for {bill.chip.name} · try: --price=USD"
     else:
         price = f"{bill.price:g} USD a chip and hour, {bill.retry:.0%} for retries"
-        yield f"money      {_span(bill.money)} USD at {price} ({bill.chip.price_source})"
+        yield f"money      {_span(bill.money)} USD at {price} ({bill.price_source})"
 
 
 def _span(values: Range) -> str:

@@ -16,6 +16,7 @@ from jaxrl_llm.algorithms.presets import AlgoConfig
 from jaxrl_llm.checkpoint import gguf, huggingface
 from jaxrl_llm.checkpoint.gguf_file import GGUFFile
 from jaxrl_llm.checkpoint.pretrained import TINY_CONFIG, resolve
+from jaxrl_llm.data.pipeline import check_lengths
 from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.placement import check_fit
@@ -62,6 +63,7 @@ class Workload:
         frozen: copies of the policy's size that do not learn (a reference).
         critic: whether a second model learns beside the policy.
         sequences: completions of a step, 0 without a sampler.
+        greedy: completions of a step that are the baseline of the others and not trained on.
         prompt_tokens, new_tokens: of the longest.
         sampler: the engine's sizes, None without one.
         algo: the algorithm, for compiling its loss; None outside reinforcement learning.
@@ -89,6 +91,7 @@ class Workload:
     frozen: int = 0
     critic: bool = False
     sequences: int = 0
+    greedy: int = 0
     prompt_tokens: int = 0
     new_tokens: int = 0
     sampler: EngineConfig | None = None
@@ -160,7 +163,9 @@ def make_workload(config: Any, model: ModelConfig, layout: MeshConfig) -> Worklo
 
 def _rl_workload(config: RLConfig, model: ModelConfig, row_multiple: int) -> Workload:
     _check_no_adapter(config)
+    _check_one_mesh(config)
     sampler, train = config.sampler, config.train
+    check_lengths((), None, sampler.max_new_tokens, model.max_position_embeddings)
     algorithm = resolve_algorithm(config)
     algo = config.algo
     if algorithm.needs_reward_parts and algo.reward_weights is None:
@@ -174,7 +179,8 @@ def _rl_workload(config: RLConfig, model: ModelConfig, row_multiple: int) -> Wor
         forwards.append("old log-probabilities")
     if algorithm.needs_ref:
         forwards.append("reference")
-    if algorithm.needs_values:
+    own_critic = algorithm.needs_values and not config.critic.shared_trunk
+    if own_critic or (algorithm.needs_values and not forwards):  # else the same pass gives both
         forwards.append("values")
     longest = sampler.max_prompt_tokens + sampler.max_new_tokens
     return Workload(
@@ -194,8 +200,9 @@ def _rl_workload(config: RLConfig, model: ModelConfig, row_multiple: int) -> Wor
         epochs=train.epochs,
         forwards=tuple(forwards),
         frozen=int(algorithm.needs_ref),
-        critic=algorithm.needs_values,
+        critic=own_critic,
         sequences=train.prompts_per_step * sampler.group_size,
+        greedy=train.prompts_per_step * algorithm.needs_greedy_baseline,
         prompt_tokens=sampler.max_prompt_tokens,
         new_tokens=sampler.max_new_tokens,
         sampler=engine_config(sampler),
@@ -249,6 +256,23 @@ def _check_no_adapter(config: Any) -> None:
             "adapters are not planned yet: what they save is not in the model of memory",
             hint="the same config without lora, as an upper bound",
         )
+
+
+def _check_one_mesh(config: RLConfig) -> None:
+    """Raises ConfigError for roles that are not of the policy's size, on the policy's mesh."""
+    apart = {
+        "critic.path": config.critic.path,
+        "critic.mesh": config.critic.mesh,
+        "ref_mesh": config.ref_mesh,
+    }
+    for name, value in apart.items():
+        if value is not None:
+            raise ConfigError(
+                f"{name} is not planned: critic and reference are taken to be as large as the "
+                "policy, and on its mesh",
+                got=value,
+                hint=f"the same config with {name}=None",
+            )
 
 
 KINDS = {

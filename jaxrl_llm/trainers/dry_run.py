@@ -126,13 +126,19 @@ def attention_line(
     shared: bool,
     engine: EngineConfig | None = None,
     sampler_tensor: int = 1,
+    planned: bool = False,
 ) -> str:
     """What computes attention on a platform, and where it is no kernel, why.
+
+    Args:
+        planned: for machines elsewhere, which have what this one may lack.
 
     Raises:
         ConfigError: a back end that was named can't serve.
     """
-    parts = {"tensor": layout.tensor, "pipeline": layout.pipeline}
+    parts: dict[str, Any] = {"tensor": layout.tensor, "pipeline": layout.pipeline}
+    if planned:
+        parts["cudnn"] = True
     case = Case.of(model, dtype, platform, shared=shared, **parts)
     text = f"rows: {choose_rows(model.attention_backend, case)}"
     if engine is None:

@@ -41,6 +41,8 @@ def test_a_public_model_from_its_config_alone_and_a_search(capsys, llama_8b):
     assert code == 0
     assert "8,030.3 M parameters in bfloat16" in out
     assert "fsdp 8" in out and "2 USD a chip and hour" in out
+    assert "(as given)" in out and "evaluations not counted" in out
+    assert "cuDNN is not found" not in out  # here; the plan is for machines elsewhere
     code, out, _ = run(capsys, *args, "--search")
     assert code == 0
     assert out.rstrip().splitlines()[-1].startswith("paste      --mesh.data=")
@@ -87,6 +89,21 @@ def test_without_a_compiler_it_says_what_to_install(capsys):
         (["--config=tiny_grpo.py", "--topology=cpu:8", "--sampler-tensor=3"], "divide the devices"),
         (["--config=tiny_grpo.py", "--topology=cpu:8", "--train.stepz=3"], "train.steps"),
         (["--config=tiny_grpo.py", "--topology=cpu:8", "--lora.rank=4"], "adapters"),
+        (["--config=tiny_grpo.py", "--topology=cpu:8", "--price=-1"], "--price is out of range"),
+        (["--config=tiny_grpo.py", "--topology=cpu:8", "--retry=nan"], "--retry is out of range"),
+        (["--config=tiny_grpo.py", "--topology=cpu:8", "--timeout=inf"], "--timeout is out of"),
+        (
+            ["--config=tiny_grpo.py", "--topology=cpu:8", "--sampler.max_new_tokens=99999"],
+            "no room for a prompt",
+        ),
+        (
+            [
+                *("--config=tiny_grpo.py", "--topology=cpu:8"),
+                *("--algo.name=ppo", "--critic.path=tiny-random"),
+            ],
+            "critic.path is not planned",
+        ),
+        (["--config=tiny_grpo.py", "--topology=cpu:8", "--ref_mesh.data=1"], "ref_mesh is not pl"),
         (
             [
                 *("--config=sft.py", "--model.path=tiny-random", "--topology=v5e:4x4"),

@@ -150,6 +150,23 @@ def test_paged_kernels_equal_attention_over_pages(name, page, heads, traits, mon
 
 
 @pytest.mark.parametrize("name", PAGES)
+def test_paged_kernels_sum_bfloat16_in_float32(name):
+    """Large scores, which bfloat16 would round by several hundredths: their softmax would show it.
+
+    Interpreting runs copies at once: that a kernel waits for its own can't be seen here."""
+    rng, k, v, tables = pool(16)
+    positions = jnp.asarray([20, 60, 101, 150, 191], jnp.int32)
+    q = jnp.asarray(rng.normal(size=(5, 4, 16)), jnp.float32)
+    q, k, v = (x.astype(jnp.bfloat16) for x in (q, k, v))
+    got = PAGES[name](q, k, v, tables, positions, interpret=True, scale=4.0)
+    assert got.dtype == jnp.bfloat16
+    q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
+    want = paged_attention(q[:, None], k, v, tables, positions[:, None], scale=4.0)[:, 0]
+    error = float(jnp.abs(got.astype(jnp.float32) - want).mean())
+    assert error < 1.2e-3  # 7e-4 is what rounding weights and output gives
+
+
+@pytest.mark.parametrize("name", PAGES)
 def test_what_lies_beyond_a_sequence_changes_no_bit(name):
     rng, k, v, tables = pool(16)
     positions = jnp.asarray([0, 15, 16, 101, 130], jnp.int32)

@@ -103,10 +103,28 @@ def test_an_update_with_remat_computes_the_layers_once_more_but_their_last_produ
 
 def test_utilisation_falls_with_few_tokens_a_device():
     chip = CHIPS["v5p"]
-    enough = 459e12 / 300e9  # tokens whose products take as long as their weights' transfer
+    enough = 459e12 / 600e9  # tokens whose products take as long as their weights' transfer
     assert mfu_range(2 * enough, chip) == BEST_MFU
     low, high = mfu_range(enough / 2, chip)
     assert (low, high) == pytest.approx((BEST_MFU[0] / 2, BEST_MFU[1] / 2))
+
+
+def test_float32_runs_at_half_the_rate_of_a_gpu_and_moves_twice_the_bytes():
+    chip = CHIPS["h100"]
+    assert (chip.rate("float32"), CHIPS["v5p"].rate("float32")) == (989e12 / 2, 459e12)
+    assert "TF32" in chip.rate_words("float32") and "bfloat16 p" in CHIPS["v5p"].rate_words(
+        "float32"
+    )
+    both = [
+        compute_phase(
+            "update", computed=1e18, needed=1e18, devices=8, chip=chip, mfu=BEST_MFU, dtype=dtype
+        ).seconds[0]
+        for dtype in ("float32", "bfloat16")
+    ]
+    assert both[0] == 2 * both[1]
+    assert mfu_range(100, chip, dtype="float32") == mfu_range(100, chip)  # half, times two
+    v5p = mfu_range(100, CHIPS["v5p"], dtype="float32")
+    assert v5p == pytest.approx([x / 2 for x in mfu_range(100, CHIPS["v5p"])])
 
 
 def test_decoding_is_bound_by_what_is_slower():

@@ -46,6 +46,8 @@ def test_a_topology_has_chips_devices_and_hosts(text, chips, devices, hosts):
         ("h100:2x4", "a number of devices"),
         ("h100:²", "expected h100:8"),
         ("", "one of v4"),
+        ("v5p:16x24x24", "try: v5p:16x16x24"),
+        ("v4:16x16x24", "at most 4096 chips"),
     ],
 )
 def test_a_wrong_topology_is_one_line_with_what_would_do(text, says):

@@ -9,7 +9,7 @@ import pytest
 from plan_loads import LLAMA, public, workload
 
 from jaxrl_llm.plan.compile import Compiled
-from jaxrl_llm.plan.costing import exchanged_bytes, make_bill
+from jaxrl_llm.plan.costing import axis_rate, exchanged_bytes, make_bill
 from jaxrl_llm.plan.hardware import parse_topology
 from jaxrl_llm.plan.memory import MAY_WAIT, Memory, plan_memory
 from jaxrl_llm.plan.search import choose_sampler, layouts, search
@@ -121,3 +121,42 @@ def test_bytes_on_the_links():
     tensor = exchanged_bytes(load, MeshConfig(data=1, tensor=4), learns=False)
     tokens = load.micro * load.width
     assert math.isclose(tensor, 2 * 4 * 2 * 3 / 4 * tokens * LLAMA.hidden_size * 2)
+
+
+def test_an_axis_that_leaves_the_host_has_the_network_of_its_devices_there():
+    two, one = parse_topology("h100:16"), parse_topology("h100:8")
+    inside, host = 450e9, 400e9  # NVLink each way; 3200 Gbit/s
+    assert axis_rate("fsdp", one, MeshConfig(data=1, fsdp=8)) == inside
+    assert axis_rate("fsdp", two, MeshConfig(data=1, fsdp=16)) == host
+    split = MeshConfig(data=1, fsdp=2, tensor=8)
+    assert axis_rate("tensor", two, split) == inside
+    assert axis_rate("fsdp", two, split) == host / 8
+    cube = parse_topology("v5p:4x4x4")
+    assert axis_rate("fsdp", cube, MeshConfig(data=1, fsdp=64)) == 600e9
+
+
+def test_a_pipeline_waits_for_its_first_and_last_micro_batches():
+    topology = parse_topology("v5p:2x2x1")
+    load = workload(LLAMA, sampler=None, micro=4096, rows=4096, tokens=4096 * 64)
+
+    def busy(**pipeline):
+        layout = MeshConfig(data=1, **pipeline)
+        return make_bill(load, topology, layout).phases[0].efficiency[1]
+
+    whole = busy(fsdp=4)
+    assert busy(pipeline=4, microbatches=4) == pytest.approx(whole * 4 / 7)
+    assert busy(pipeline=4, microbatches=4, rounds=2) == pytest.approx(whole * 8 / 11)
+
+
+def test_a_copy_of_the_sampler_decodes_its_share_of_the_slots_and_the_greedy_completions():
+    topology, layout = parse_topology("h100:8"), MeshConfig(data=8)
+
+    def phases(**changes):
+        return {p.name: p for p in make_bill(workload(LLAMA, **changes), topology, layout).phases}
+
+    plain = phases(sequences=64)
+    # 32 slots over 8 copies: 4 each, so that 64 completions take two waves.
+    assert plain["decode"].seconds[0] > 1.9 * phases(sequences=32)["decode"].seconds[0]
+    both = phases(sequences=64, greedy=8)
+    assert both["decode"] == plain["decode"]
+    assert both["greedy decode"].seconds == phases(sequences=8, group_size=1)["decode"].seconds

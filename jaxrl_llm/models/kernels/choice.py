@@ -78,9 +78,10 @@ class Case:
     ) -> Case:
         """The case of a model on a platform that need not be there; None: the current one."""
         platform = platform or current_platform()
+        if "cudnn" not in mesh_and_traits:
+            mesh_and_traits["cudnn"] = platform == "gpu" and cudnn_found()
         return cls(
             platform=platform,
-            cudnn=platform == "gpu" and cudnn_found(),
             dtype=dtype,
             heads=config.num_heads,
             kv_heads=config.num_kv_heads,
