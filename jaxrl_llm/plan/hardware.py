@@ -214,7 +214,7 @@ def _gpu(
     return Chip(name, "cuda", **sizes, chips_per_host=8, float32=0.5, **rest)
 
 
-# Networks: https://aws.amazon.com/ec2/instance-types/ (the machines of the prices), 2026-11.
+# Networks of the prices' machines (EFA), Gbit/s: unlike the prices, not read again in 2026-11.
 _NVIDIA = "https://www.nvidia.com/en-us/data-center/"
 
 # The one table of chips. TPU memory is counted as the compiler does, GPU memory as it is sold.
@@ -223,7 +223,7 @@ CHIPS: dict[str, Chip] = {
     for chip in (
         _tpu("v4", 275, 32 * GIB, 1200, 600, chips_per_host=4, price=3.22,
              price_source=_TPU_PRICE, shape=3, most=4096,
-             and_source="; links: six of 50 GB/s each way, https://arxiv.org/abs/2304.01433"),
+             and_source="; links: not on that page, assumed half of v5p's"),
         _tpu("v5e", 197, 16 * GIB, 819, 400, chips_per_host=8, price=1.20,
              price_source=_TPU_PRICE, shape=2),
         _tpu("v5p", 459, 95 * GIB, 2765, 1200, chips_per_host=4, price=4.20,
