@@ -59,7 +59,9 @@ class ProcessConfig:
             )
         if needed and not _is_address(self.coordinator):
             raise ConfigError(
-                "--coordinator is no address", got=self.coordinator, expected="HOST:PORT, or auto"
+                "--coordinator is no address",
+                got=self.coordinator,
+                expected="HOST:PORT, [IPv6]:PORT, or auto",
             )
         if needed and not 0 <= self.index < self.processes:
             raise ConfigError(
@@ -79,7 +81,8 @@ class ProcessConfig:
 
 
 def _is_address(text: str) -> bool:
-    found = re.fullmatch(r"[^\s:]+(?::[^\s:]+)*:([0-9]{1,5})", text)
+    """HOST:PORT; the colons of an IPv6 host are told from the port's by brackets."""
+    found = re.fullmatch(r"(?:\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):([0-9]{1,5})", text)
     return found is not None and 0 < int(found[1]) < 2**16
 
 

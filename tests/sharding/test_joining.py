@@ -12,6 +12,7 @@ from process_group import free_port, killed_at_the_end
 
 from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.sharding.joining import check_port
+from jaxrl_llm.sharding.processes import ProcessConfig
 
 CHILD = """
 import sys
@@ -26,6 +27,33 @@ from jaxrl_llm.sharding.processes import ProcessConfig
 start(ProcessConfig(sys.argv[1], 2, 1, lost_after=1.0))
 os.kill(os.getpid(), signal.SIGKILL)
 """
+
+
+@pytest.mark.parametrize(
+    "address", ["host:1", "10.0.0.1:65535", "node-1.pod.local:8476", "[::1]:5000", "[fd00::5]:8476"]
+)
+def test_an_address_is_a_host_and_a_port(address):
+    assert ProcessConfig(address, 2, 0).coordinator == address
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "host",
+        "host:",
+        ":5000",
+        "host:0",
+        "host:65536",
+        "a:b:c:5000",
+        "::1:5000",
+        "[]:1",
+        "[::1]",
+        "[h]:1",
+    ],
+)
+def test_what_is_no_address_is_refused(address):
+    with pytest.raises(ConfigError, match="--coordinator is no address"):
+        ProcessConfig(address, 2, 0)
 
 
 def test_a_port_that_another_program_has():
