@@ -152,8 +152,7 @@ def make_workload(config: Any, model: ModelConfig, layout: MeshConfig) -> Worklo
     """
     for kind, make in KINDS.items():
         if isinstance(config, kind):
-            row_multiple = layout.data * layout.fsdp * layout.in_flight
-            return make(config, model, row_multiple)
+            return make(config, model, layout)
     raise ConfigError(
         "runs of this kind are not planned",
         got=type(config).__name__,
@@ -161,7 +160,7 @@ def make_workload(config: Any, model: ModelConfig, layout: MeshConfig) -> Worklo
     )
 
 
-def _rl_workload(config: RLConfig, model: ModelConfig, row_multiple: int) -> Workload:
+def _rl_workload(config: RLConfig, model: ModelConfig, layout: MeshConfig) -> Workload:
     _check_no_adapter(config)
     _check_one_mesh(config)
     sampler, train = config.sampler, config.train
@@ -172,7 +171,7 @@ def _rl_workload(config: RLConfig, model: ModelConfig, row_multiple: int) -> Wor
         weights = tuple(counting_rewards(config.rewards).values())
         algo = dataclasses.replace(algo, reward_weights=weights)
     samples = longest_samples(config)
-    plan = row_planner(config, row_multiple)(samples)
+    plan = row_planner(config, layout.data * layout.fsdp * layout.in_flight)(samples)
     mask = plan.pack(samples).mask
     forwards = []
     if train.epochs * train.minibatches > 1 or algorithm.needs_rollout_logp:
@@ -215,7 +214,7 @@ def _rl_workload(config: RLConfig, model: ModelConfig, row_multiple: int) -> Wor
 
 
 def _supervised_workload(
-    config: SFTConfig | RewardConfig | PreferenceConfig, model: ModelConfig, row_multiple: int
+    config: SFTConfig | RewardConfig | PreferenceConfig, model: ModelConfig, layout: MeshConfig
 ) -> Workload:
     _check_no_adapter(config)
     check_context(config, model)
@@ -227,7 +226,7 @@ def _supervised_workload(
     if not isinstance(config, SFTConfig):  # their batch counts examples
         each = config.rows.max_length * (2 if pairs else 1)
         rows = math.ceil(rows * each / length)
-    check_micro_batch(config, row_multiple)
+    check_micro_batch(config, layout, layout.data * layout.fsdp)
     micro = config.train.micro_batch
     live = isinstance(config, PreferenceConfig) and config.preference.needs_reference
     precomputed = live and config.preference.reference == "precomputed"

@@ -33,7 +33,7 @@ from jaxrl_llm.models.lora import attach, init_adapter, merge
 from jaxrl_llm.models.placement import Placement
 from jaxrl_llm.models.score_heads import init_score_head
 from jaxrl_llm.monitor.progress import emit
-from jaxrl_llm.sharding.mesh import nearest
+from jaxrl_llm.sharding.mesh import MeshConfig, nearest, row_parts
 from jaxrl_llm.sharding.processes import of_first
 from jaxrl_llm.sharding.reshard import fetch
 from jaxrl_llm.text.templates import with_template
@@ -116,7 +116,7 @@ def gather(
     # Scalings of rotary frequencies that depend on the length are the same for a whole run.
     model_config = with_backend(base, config.model, context=config.rows.max_length)
     place = Placement.make(config.mesh, model_config)
-    check_micro_batch(config, place.row_multiple)
+    check_micro_batch(config, place.layout, row_parts(place.mesh))
     check_rows(place, config.model.dtype, shared=False)
     tokenizer = with_template(tokenizer, config.rows.chat_template)
     tokenizer = tokenizer if date is None else tokenizer.at_time(date)
@@ -366,16 +366,20 @@ def title(config: Config) -> str:
     return " + ".join(name for name, _ in config.preference.mixture)
 
 
-def check_micro_batch(config: Config, multiple: int) -> None:
-    """Every micro-batch must fill the mesh: rows are split in so many parts."""
-    micro = config.train.micro_batch
+def check_micro_batch(config: Config, layout: MeshConfig, parts: int) -> None:
+    """Every micro-batch must fill the mesh: rows are split in so many parts, data × fsdp."""
+    micro, multiple = config.train.micro_batch, parts * layout.in_flight
     if micro % multiple:
+        least = layout.pipeline if layout.rounds > 1 else 1
+        fewer = [n for n in range(least, layout.microbatches or 0) if micro % (parts * n) == 0]
         near = nearest(micro, [multiple * n for n in range(1, micro // multiple + 2)])
         raise ConfigError(
             "a micro-batch does not divide over the mesh",
-            got=f"train.micro_batch={micro} in {multiple} parts",
+            got=f"train.micro_batch={micro} in {parts} × {layout.in_flight} parts",
             expected=f"a multiple of {multiple} (data × fsdp × micro-batches in the pipeline)",
-            hint=f"--train.micro_batch={' or '.join(map(str, near))}",
+            hint=f"--mesh.microbatches={fewer[-1]}"
+            if fewer
+            else f"--train.micro_batch={' or '.join(map(str, near))}",
         )
 
 

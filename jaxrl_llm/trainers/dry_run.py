@@ -85,7 +85,7 @@ def supervised_dry_run(config: Any) -> None:
     model_config, own = peek(config.model.path)
     model_config = with_backend(model_config, config.model)
     place = Placement.make(config.mesh, model_config)
-    check_micro_batch(config, place.row_multiple)
+    check_micro_batch(config, place.layout, row_parts(place.mesh))
     check_context(config, model_config)
     tokenizer = with_template(own, config.rows.chat_template)
     data = encode_examples(config, tokenizer)

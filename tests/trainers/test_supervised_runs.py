@@ -325,6 +325,14 @@ def test_the_evaluation_command_samples_for_configs_of_reinforcement_learning(tm
         ([*SFT, "--train.steps=1", "--optimizer.warmup_steps=2"], ["--optimizer.warmup_steps=0"]),
         ([*SFT, "--data.path=BAD"], ["bad.jsonl:1", '{"messages": …}']),
         ([*DPO, "--mesh.data=8"], ["micro-batch", "--train.micro_batch=8"]),
+        (
+            [*SFT, "--train.micro_batch=6", "--mesh.pipeline=2", "--mesh.microbatches=5"],
+            ["1 × 5 parts", "try: --mesh.microbatches=3"],
+        ),
+        (
+            [*SFT, "--dry-run", "--mesh.pipeline=2", "--mesh.microbatches=999"],
+            ["1 × 999 parts", "try: --mesh.microbatches=2"],
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(arguments, words, tmp_path, capsys):
