@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--topology", required=True, help="v5p:4x4x4, v5e:4x4, h100:8, cpu:8 …")
     parser.add_argument("--search", action="store_true", help="try the meshes that the chips allow")
     parser.add_argument("--estimate", action="store_true", help="compile nothing")
-    parser.add_argument("--sampler-tensor", type=int, help="devices of one copy of the sampler")
+    parser.add_argument("--sampler-tensor", type=int, help="of sampler.mesh, over all devices")
     parser.add_argument(
         "--price", type=float, help="USD for a chip and hour, instead of the list's"
     )
@@ -91,7 +91,7 @@ def _run(args: Sequence[str] | None) -> int:
     emit(search_text(found, topology))
     for plan in plan_best(config, model, topology, wanted, found):
         emit("\n" + plan_text(plan))
-    emit("\npaste      " + paste(plan.layout))
+    emit("\npaste      " + paste(plan, config.mesh))
     return 0
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.plan.gpu import grid, target_config
 from jaxrl_llm.plan.hardware import Topology
+from jaxrl_llm.plan.memory import ALONE
 from jaxrl_llm.plan.workload import Workload
 from jaxrl_llm.sharding.mesh import MeshConfig
 
@@ -33,7 +34,7 @@ class Job:
         topology: as the compiler names it.
         devices: how many.
         layout: the mesh, `data` filled in.
-        sampler_tensor: devices of one copy of the sampler.
+        sampler: the sampler's mesh on each host, `data` filled in.
         only: names of programs; empty: all.
         target: of a GPU, its description (`gpu.target_config`).
     """
@@ -43,7 +44,7 @@ class Job:
     devices: int
     load: Workload
     layout: MeshConfig
-    sampler_tensor: int = 1
+    sampler: MeshConfig = ALONE
     only: tuple[str, ...] = ()
     target: str = ""
 
@@ -112,7 +113,7 @@ def compile_programs(
     topology: Topology,
     layout: MeshConfig,
     *,
-    sampler_tensor: int = 1,
+    sampler: MeshConfig = ALONE,
     only: tuple[str, ...] = (),
     timeout: float = 1200.0,
 ) -> list[Compiled]:
@@ -125,7 +126,7 @@ def compile_programs(
     name, kind, target = str(topology), topology.chip.kind, ""
     if kind == "cuda":
         name, target = grid(topology), target_config(topology.chip)
-    job = Job(kind, name, topology.devices, load, layout, sampler_tensor, only, target)
+    job = Job(kind, name, topology.devices, load, layout, sampler, only, target)
     command = [sys.executable, "-m", "jaxrl_llm.plan.compile_child"]
     child = subprocess.Popen(
         command,

@@ -28,8 +28,8 @@ def main() -> None:
         place = Placement.make(job.layout, load.model, devices)
         programs += [(place.mesh, *program) for program in train_programs(load, place)]
     if load.sampler is not None:
-        place = sampler_placement(load, job.sampler_tensor, devices)
-        sampling = sampler_programs(load, job.sampler_tensor, place, job.kind)
+        place = sampler_placement(load, job.sampler.tensor, devices)
+        sampling = sampler_programs(load, job.sampler, place, job.kind)
         programs += [(place.mesh, *program) for program in sampling]
     for mesh, name, lower in programs:
         if not job.only or name in job.only:

@@ -18,9 +18,8 @@ from jaxrl_llm.plan.estimate import (
 )
 from jaxrl_llm.plan.flops import Pass
 from jaxrl_llm.plan.hardware import Topology
-from jaxrl_llm.plan.memory import sampler_copies, tree_bytes
+from jaxrl_llm.plan.memory import ALONE, sampler_share, sampler_weights, tree_bytes
 from jaxrl_llm.plan.workload import Workload
-from jaxrl_llm.rollout.engines import engine_share
 from jaxrl_llm.sharding.mesh import AXES, ROW_AXES, MeshConfig
 
 
@@ -28,7 +27,7 @@ def make_bill(
     load: Workload,
     topology: Topology,
     layout: MeshConfig,
-    sampler_tensor: int = 1,
+    sampler: MeshConfig = ALONE,
     *,
     price: int | float | None = None,
     retry: int | float = RETRY,
@@ -37,6 +36,7 @@ def make_bill(
 
     Args:
         layout: with `data` filled in.
+        sampler: the sampler's mesh on each host, `data` filled in.
         price: USD for a chip and hour; None: the table's.
     """
     chip, devices = topology.chip, topology.devices
@@ -45,7 +45,7 @@ def make_bill(
     mfu = mfu_range(load.micro * load.width / devices, chip, dtype=load.dtype, link=link)
     phases = []
     if load.sampler is not None:
-        phases += sampling_phases(load, topology, layout, sampler_tensor)
+        phases += sampling_phases(load, topology, sampler)
     phases += [row_phase(part, load, topology, layout, mfu) for part in load.update_passes]
     tokens = load.tokens if load.sampler is None else load.sequences * load.new_tokens
     source = chip.price_source if price is None else "as given"
@@ -128,20 +128,18 @@ def exchanged_by_axis(load: Workload, layout: MeshConfig, *, learns: bool) -> di
     return total
 
 
-def sampling_phases(
-    load: Workload, topology: Topology, layout: MeshConfig, tensor: int
-) -> list[Phase]:
+def sampling_phases(load: Workload, topology: Topology, sampler: MeshConfig) -> list[Phase]:
     """Prefill of every prompt once, and the decode loop of every copy of the sampler; then the same
     of the greedy completions, where they are the baseline."""
     if load.greedy:
         alone = dataclasses.replace(load, sequences=load.greedy, group_size=1, greedy=0)
         load = dataclasses.replace(load, greedy=0)
-        again = sampling_phases(alone, topology, layout, tensor)
+        again = sampling_phases(alone, topology, sampler)
         named = [dataclasses.replace(p, name=f"greedy {p.name}") for p in again]
-        return sampling_phases(load, topology, layout, tensor) + named
+        return sampling_phases(load, topology, sampler) + named
     model, chip = load.model, topology.chip
-    copies = sampler_copies(layout, tensor)
-    weights = tree_bytes(model, MeshConfig(data=1, tensor=tensor), "parameters", load.itemsize)
+    tensor, copies = sampler.tensor, sampler.data * topology.hosts
+    weights = sampler_weights(load, sampler)
     tokens = load.sequences / load.group_size * load.prompt_tokens
     # The prompts' logits are not computed.
     head = 2.0 * model.vocab_size * model.hidden_size
@@ -156,7 +154,7 @@ def sampling_phases(
         chip=chip,
         dtype=load.dtype,
     )
-    slots = engine_share(load.sampler, copies).slots
+    slots = sampler_share(load, sampler).slots
     slots = min(slots, max(math.ceil(load.sequences / copies), 1))
     waves = math.ceil(load.sequences / (copies * slots))
     context = load.prompt_tokens + load.new_tokens / 2.0

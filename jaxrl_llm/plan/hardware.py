@@ -113,6 +113,11 @@ class Topology:
         return self.chips * self.chip.devices_per_chip
 
     @property
+    def host_devices(self) -> int:
+        """What `jax.local_devices()` would list."""
+        return self.devices // self.hosts
+
+    @property
     def hosts(self) -> int:
         return -(-self.chips // self.chip.chips_per_host)
 

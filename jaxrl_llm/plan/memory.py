@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory of each device, added up from what the trainer keeps and what its programs need.
 
-What stays: parameters and Adam's two moments in the parameters' own dtype, frozen copies, the
-sampler's copy of the weights and its cache. What an update adds comes and goes, so that its peak is
-that of its greediest phase: the output head forward and backward, one layer's backward pass with
-all that the layers keep, or the embedding's gradient, which is whole before it is split.
+What stays: parameters and Adam's two moments in the parameters' own dtype, and frozen copies. The
+sampler's copy of the weights and its cache are there until the update begins. What an update adds
+comes and goes, so that its peak is that of its greediest phase: the output head forward and
+backward, one layer's backward pass with all that the layers keep, or the embedding's gradient,
+which is whole before it is split.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.heads import VOCAB_CHUNK
 from jaxrl_llm.models.transformer import abstract_params
 from jaxrl_llm.plan.workload import ITEMSIZE, Workload
+from jaxrl_llm.rollout.engines import engine_share
+from jaxrl_llm.rollout.settings import EngineConfig, default_pool
 from jaxrl_llm.sharding.mesh import AXES, MeshConfig
 from jaxrl_llm.sharding.rules import ZERO, Kind, mesh_axes
 
 WIDE = 4  # bytes of a float32
 MAY_WAIT = ("optimiser", "critic", "reference")  # in the host's memory while the sampler runs
 GRADIENTS = ("output head", "layers", "embedding")  # phases of computing gradients
+ALONE = MeshConfig(data=1)  # a sampler on the first device of each host
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,11 +74,11 @@ class Memory:
         return dict(sorted(terms.items(), key=lambda item: -item[1]))
 
 
-def plan_memory(load: Workload, layout: MeshConfig, sampler_tensor: int = 1) -> Memory:
+def plan_memory(load: Workload, layout: MeshConfig, sampler: MeshConfig = ALONE) -> Memory:
     """Memory of a workload on each device of a mesh (`layout.data` filled in).
 
     Args:
-        sampler_tensor: over how many devices one copy of the sampler is split.
+        sampler: the sampler's mesh on each host, `data` filled in.
     """
     size = load.itemsize
     params = tree_bytes(load.model, layout, "parameters", size)
@@ -92,10 +96,12 @@ def plan_memory(load: Workload, layout: MeshConfig, sampler_tensor: int = 1) -> 
         "gradients": tree_bytes(load.model, layout, "gradients", size),
     }
     if load.sampler is not None:
-        whole = MeshConfig(data=1, tensor=sampler_tensor)
-        resident["sampler's weights"] = tree_bytes(load.model, whole, "parameters", size)
-        resident["KV pages"] = kv_bytes(load, sampler_tensor, layout)
-        phases["sampling"] = {"decoding": decode_bytes(load, sampler_tensor, layout)}
+        # Before the update the engine frees what is its own (`Engine.release`).
+        phases["sampling"] = {
+            "sampler's weights": sampler_weights(load, sampler),
+            "KV pages": kv_bytes(load, sampler),
+            "decoding": decode_bytes(load, sampler),
+        }
     return Memory(resident, phases, MAY_WAIT if load.offload else ())
 
 
@@ -261,24 +267,31 @@ def head_bytes(load: Workload, layout: MeshConfig) -> float:
     return tokens * (chunk * (WIDE + size) + model.hidden_size * (WIDE + size))
 
 
-def kv_bytes(load: Workload, tensor: int, layout: MeshConfig) -> float:
-    """The sampler's pages on one device; copies of the sampler share the slots."""
-    engine = load.sampler
-    each = load.model.kv_bytes_per_token(load.itemsize) / _parts(load.model.num_kv_heads, tensor)
-    copies = sampler_copies(layout, tensor)
-    return math.ceil(load.pages / copies) * engine.page_size * each
+def sampler_weights(load: Workload, sampler: MeshConfig) -> float:
+    """The sampler's weights on one of its devices: each copy is split over `tensor` alone."""
+    one = MeshConfig(data=1, tensor=sampler.tensor)
+    return tree_bytes(load.model, one, "parameters", load.itemsize)
 
 
-def decode_bytes(load: Workload, tensor: int, layout: MeshConfig) -> float:
+def sampler_share(load: Workload, sampler: MeshConfig) -> EngineConfig:
+    """The sizes of one copy of the sampler, its pages filled in; a host's copies share its slots,
+    and each has as many pages as are set."""
+    share = engine_share(load.sampler, sampler.data)
+    return dataclasses.replace(share, num_pages=share.num_pages or default_pool(share))
+
+
+def kv_bytes(load: Workload, sampler: MeshConfig) -> float:
+    """The sampler's pages on one of its devices."""
+    share, heads = sampler_share(load, sampler), load.model.num_kv_heads
+    each = load.model.kv_bytes_per_token(load.itemsize) / _parts(heads, sampler.tensor)
+    return share.num_pages * share.page_size * each
+
+
+def decode_bytes(load: Workload, sampler: MeshConfig) -> float:
     """What a decode step needs: logits in float32, with the order of the vocabulary for a draw."""
-    slots = math.ceil(load.sampler.slots / sampler_copies(layout, tensor))
-    vocabulary = load.model.vocab_size / _parts(load.model.vocab_size, tensor)
+    slots = sampler_share(load, sampler).slots
+    vocabulary = load.model.vocab_size / _parts(load.model.vocab_size, sampler.tensor)
     return 3 * slots * vocabulary * WIDE + slots * WIDE * 4 * load.model.hidden_size
-
-
-def sampler_copies(layout: MeshConfig, tensor: int) -> int:
-    """Copies of the sampler on a mesh's devices."""
-    return max(layout.data * layout.fsdp * layout.pipeline * layout.tensor // tensor, 1)
 
 
 def _layer_bytes(model: ModelConfig, size: int) -> float:

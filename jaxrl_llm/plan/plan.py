@@ -16,10 +16,11 @@ from jaxrl_llm.plan.costing import make_bill
 from jaxrl_llm.plan.estimate import RETRY, Bill
 from jaxrl_llm.plan.hardware import Topology
 from jaxrl_llm.plan.memory import Memory, plan_memory
-from jaxrl_llm.plan.search import Candidate, choose_sampler, search
+from jaxrl_llm.plan.search import Candidate, sampler_layout, search
 from jaxrl_llm.plan.verdict import Verdict, judge
-from jaxrl_llm.plan.workload import Workload, layout_of, make_workload
+from jaxrl_llm.plan.workload import Workload, check_whole, layout_of, make_workload
 from jaxrl_llm.sharding.mesh import MeshConfig
+from jaxrl_llm.trainers.settings import RLConfig
 
 BEST_FEW = 3  # meshes of a search that the compiler looks at
 
@@ -29,7 +30,7 @@ class Options:
     """What a plan may be told beside the config.
 
     Attributes:
-        sampler_tensor: devices of one copy of the sampler; None: as few as fit.
+        sampler_tensor: short for a sampler.mesh of copies over so many devices on all of a host.
         compiles: whether the compiler is asked.
         timeout: seconds for it.
         price: USD for a chip and hour; None: the list's.
@@ -54,7 +55,7 @@ class Plan:
     load: Workload
     topology: Topology
     layout: MeshConfig
-    sampler_tensor: int
+    sampler: MeshConfig
     memory: Memory
     bill: Bill
     verdict: Verdict
@@ -68,6 +69,7 @@ def make_plan(
     topology: Topology,
     options: Options,
     layout: MeshConfig | None = None,
+    sampler: MeshConfig | None = None,
 ) -> Plan:
     """The plan of a config on its own mesh, or on another.
 
@@ -76,23 +78,15 @@ def make_plan(
     """
     if layout is None:
         layout = layout_of(config, model, topology.devices)
-    given = options.sampler_tensor
-    if given is not None and (given < 1 or topology.devices % given):
-        raise ConfigError(
-            "--sampler-tensor does not divide the devices",
-            got=f"{given} of {topology.devices}",
-            hint="--sampler-tensor=1",
-        )
+    if sampler is None:
+        sampler = sampler_layout(wanted_sampler(config, topology, options), model, topology)
     load = make_workload(config, model, layout)
-    tensor = choose_sampler(load, topology, layout, given)
-    memory = plan_memory(load, layout, tensor)
+    memory = plan_memory(load, layout, sampler)
     programs, reason = (), "as asked"
     if options.compiles:
         try:
             programs = tuple(
-                compile_programs(
-                    load, topology, layout, sampler_tensor=tensor, timeout=options.timeout
-                )
+                compile_programs(load, topology, layout, sampler=sampler, timeout=options.timeout)
             )
             reason = None
         except NotCompiled as error:
@@ -101,13 +95,31 @@ def make_plan(
         load=load,
         topology=topology,
         layout=layout,
-        sampler_tensor=tensor,
+        sampler=sampler,
         memory=memory,
-        bill=make_bill(load, topology, layout, tensor, price=options.price, retry=options.retry),
-        verdict=judge(load, topology, layout, memory, tensor, programs),
+        bill=make_bill(load, topology, layout, sampler, price=options.price, retry=options.retry),
+        verdict=judge(load, topology, layout, memory, sampler, programs),
         programs=programs,
         not_compiled=reason,
     )
+
+
+def wanted_sampler(config: Any, topology: Topology, options: Options) -> MeshConfig | None:
+    """The sampler's mesh as the config and the options have it.
+
+    Raises:
+        ConfigError: copies over so many devices do not fill a host.
+    """
+    tensor = options.sampler_tensor
+    if tensor is None:
+        return config.sampler.mesh if isinstance(config, RLConfig) else None
+    if tensor < 1 or topology.host_devices % tensor:
+        raise ConfigError(
+            "--sampler-tensor does not divide the devices of a host",
+            got=f"{tensor} of {topology.host_devices}",
+            hint="--sampler-tensor=1",
+        )
+    return MeshConfig(tensor=tensor)
 
 
 def find_meshes(
@@ -118,8 +130,12 @@ def find_meshes(
     Raises:
         ConfigError: none divides the model.
     """
-    make = functools.partial(make_workload, config, model)
-    found = search(make, model, topology, options.sampler_tensor)
+    check_whole(config)
+    make, given = functools.partial(make_workload, config, model), None
+    wanted = wanted_sampler(config, topology, options)
+    if wanted is not None:
+        given = sampler_layout(wanted, model, topology)
+    found = search(make, model, topology, given, config.mesh)
     if not found:
         raise ConfigError("no mesh of these chips divides the model", got=topology)
     return found
@@ -134,7 +150,7 @@ def plan_best(
 ) -> Iterator[Plan]:
     """Plans of the best few meshes, up to the first that fits by the compiler's figures."""
     for candidate in found[:BEST_FEW]:
-        plan = make_plan(config, model, topology, options, candidate.layout)
+        plan = make_plan(config, model, topology, options, candidate.layout, candidate.sampler)
         yield plan
         if plan.verdict.fits or plan.not_compiled:
             return

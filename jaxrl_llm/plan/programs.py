@@ -17,6 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxrl_llm.algorithms.presets import resolve
 from jaxrl_llm.models.placement import Placement
 from jaxrl_llm.models.transformer import abstract_params
+from jaxrl_llm.plan.memory import sampler_share
 from jaxrl_llm.plan.workload import Workload
 from jaxrl_llm.rollout.kv_cache import init_pages
 from jaxrl_llm.rollout.layout import decode_slots, prefill_chunks
@@ -102,14 +103,13 @@ def sampler_placement(load: Workload, tensor: int, devices: list[Any]) -> Placem
 
 
 def sampler_programs(
-    load: Workload, tensor: int, place: Placement, platform: str
+    load: Workload, sampler: MeshConfig, place: Placement, platform: str
 ) -> Iterator[tuple[str, Lower]]:
     """The sampler's programs, weights and pages split over `tensor` devices; all copies alike."""
     engine, dtype = load.sampler, jnp.dtype(load.dtype)
     model = dataclasses.replace(load.model, attention_backend=engine.attention_backend)
-    copies = place.mesh.size // tensor
-    slots = max(16, -(-engine.slots // copies // 16) * 16)
-    pages = -(-load.pages // copies)
+    share, tensor = sampler_share(load, sampler), sampler.tensor
+    slots = -(-share.slots // 16) * 16
     viewed = platform == "cpu"
     form = "left" if viewed and dtype.itemsize >= 4 else "plain"
     stacked = abstract_params(load.model, dtype)
@@ -117,7 +117,7 @@ def sampler_programs(
     params = _like(place, shapes, "parameters")
     heads = "tensor" if load.model.num_kv_heads % tensor == 0 and tensor > 1 else None
     where = NamedSharding(place.mesh, PartitionSpec(None, None, heads, None))
-    cache = jax.eval_shape(lambda: init_pages(load.model, pages, engine.page_size, dtype))
+    cache = jax.eval_shape(lambda: init_pages(load.model, share.num_pages, engine.page_size, dtype))
     cache = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), cache)
     longest = engine.max_prompt_tokens + engine.max_new_tokens
     table = -(-longest // engine.page_size)

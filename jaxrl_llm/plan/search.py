@@ -12,71 +12,100 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.placement import check_fit
 from jaxrl_llm.plan.costing import make_bill
 from jaxrl_llm.plan.hardware import Topology
-from jaxrl_llm.plan.memory import Memory, plan_memory
+from jaxrl_llm.plan.memory import ALONE, Memory, plan_memory
 from jaxrl_llm.plan.verdict import ROOM
 from jaxrl_llm.plan.workload import Workload
+from jaxrl_llm.rollout.engines import check_layout
 from jaxrl_llm.sharding.mesh import MeshConfig
 
+PLAIN = MeshConfig()
 MOST_TENSOR = 16  # beyond which a layer's sums over the links cost more than its products
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A mesh, what it needs, and how long a step takes at the worse efficiency."""
+    """A mesh and the sampler's, what they need, and a step's time at the worse efficiency."""
 
     layout: MeshConfig
-    sampler_tensor: int
+    sampler: MeshConfig
     load: Workload
     memory: Memory
     seconds: float
     fits: bool
 
 
-def choose_sampler(
-    load: Workload, topology: Topology, layout: MeshConfig, given: int | None = None
-) -> int:
-    """Devices of one copy of the sampler: as few as fit, at most as many as divide the heads; where
-    none fits, what needs the least."""
-    if load.sampler is None or given is not None:
-        return given or 1
-    sizes = [
-        n
-        for n in range(1, min(topology.devices, MOST_TENSOR) + 1)
-        if topology.devices % n == 0
-        and load.model.num_heads % n == 0
-        and load.model.intermediate_size % n == 0
-    ]
+def sampler_layout(
+    given: MeshConfig | None, model: ModelConfig, topology: Topology, name: str = "sampler.mesh"
+) -> MeshConfig:
+    """The sampler's mesh on each host, `data` filled in; None: one copy, on the first device.
+
+    Raises:
+        ConfigError: another axis than data and tensor, or it fits neither the host nor the model.
+    """
+    if given is None:
+        return ALONE
+    check_layout(given, name)
+    devices = topology.host_devices
+    if given.devices is not None:
+        devices = min(given.devices[1], devices - given.devices[0])
+    data = devices // given.tensor if given.data == -1 else given.data
+    whole = given.data != -1 or data * given.tensor == devices
+    if data < 1 or data * given.tensor > devices or not whole:
+        raise ConfigError(
+            f"{name} does not fit the devices of a host of the topology",
+            got=f"data {given.data} × tensor {given.tensor} on {devices} devices",
+            hint=f"--{name}.data=-1 --{name}.tensor=1",
+        )
+    layout = MeshConfig(data=data, tensor=given.tensor)
+    check_fit(layout, model, devices, name)
+    return layout
+
+
+def choose_sampler(load: Workload, topology: Topology, layout: MeshConfig) -> MeshConfig:
+    """Copies of the sampler on all devices of a host, each over as few as fit; where none fits,
+    what needs the least."""
+    if load.sampler is None:
+        return ALONE
+    devices = topology.host_devices
+    sizes = [MeshConfig(data=devices // n, tensor=n) for n in _divisors(devices)]
+    sizes = [size for size in sizes if _divides(size, load.model, devices)]
     limit = ROOM * topology.chip.device_memory
-    peaks = {size: plan_memory(load, layout, size).peak for size in sizes}
-    return next((n for n in sizes if peaks[n] <= limit), min(sizes, key=peaks.__getitem__))
+    peaks = [plan_memory(load, layout, size).peak for size in sizes]
+    return next(
+        (size for size, peak in zip(sizes, peaks, strict=True) if peak <= limit),
+        sizes[peaks.index(min(peaks))],
+    )
 
 
 def search(
     make_load: Callable[[MeshConfig], Workload],
     model: ModelConfig,
     topology: Topology,
-    sampler_tensor: int | None = None,
+    sampler: MeshConfig | None = None,
+    base: MeshConfig = PLAIN,
 ) -> list[Candidate]:
     """All meshes that fit the model, best first: those that fit the memory, by their time.
 
     Args:
         make_load: the workload on a mesh, whose rows have to divide it.
+        sampler: the sampler's mesh on each host; None: what suits each mesh.
+        base: what a mesh has beside data, fsdp and tensor.
 
     Raises:
         ConfigError: a run is refused on every mesh; says why on the last.
     """
     found, refused = [], None
-    for layout in layouts(model, topology.devices):
+    for layout in layouts(model, topology.devices, base):
         try:
             load = make_load(layout)
         except ConfigError as error:  # as the run would say
             refused = error
             continue
-        tensor = choose_sampler(load, topology, layout, sampler_tensor)
-        memory = plan_memory(load, layout, tensor)
-        bill = make_bill(load, topology, layout, tensor)
+        own = sampler or choose_sampler(load, topology, layout)
+        memory = plan_memory(load, layout, own)
+        bill = make_bill(load, topology, layout, own)
         fits = memory.peak <= ROOM * topology.chip.device_memory
-        found.append(Candidate(layout, tensor, load, memory, bill.step_seconds[1], fits))
+        found.append(Candidate(layout, own, load, memory, bill.step_seconds[1], fits))
     if refused is not None and not found:
         raise refused
     return sorted(found, key=_order)
@@ -88,18 +117,29 @@ def _order(candidate: Candidate) -> tuple[bool, float, float]:
     return (False, candidate.seconds, peak) if candidate.fits else (True, peak, 0.0)
 
 
-def layouts(model: ModelConfig, devices: int) -> Iterator[MeshConfig]:
-    """Products of data, fsdp and tensor that use all devices and divide the model."""
-    for tensor in _divisors(min(devices, MOST_TENSOR)):
-        for fsdp in _divisors(devices):
-            if devices % (tensor * fsdp):
+def layouts(model: ModelConfig, devices: int, base: MeshConfig = PLAIN) -> Iterator[MeshConfig]:
+    """Products of data, fsdp and tensor that use all devices and divide the model; the stages of
+    its pipeline, and what else `base` sets, stay."""
+    if devices % base.pipeline:
+        return
+    rest = devices // base.pipeline
+    for tensor in _divisors(min(rest, MOST_TENSOR)):
+        for fsdp in _divisors(rest):
+            if rest % (tensor * fsdp):
                 continue
-            layout = MeshConfig(data=devices // (tensor * fsdp), fsdp=fsdp, tensor=tensor)
-            try:
-                check_fit(layout, model, devices)
-            except ConfigError:
-                continue
-            yield layout
+            sizes = {"data": rest // (tensor * fsdp), "fsdp": fsdp, "tensor": tensor}
+            zero = base.zero if fsdp > 1 else 3  # it says what is split over fsdp
+            layout = dataclasses.replace(base, **sizes, zero=zero)
+            if _divides(layout, model, devices):
+                yield layout
+
+
+def _divides(layout: MeshConfig, model: ModelConfig, devices: int) -> bool:
+    try:
+        check_fit(layout, model, devices)
+    except ConfigError:
+        return False
+    return True
 
 
 def _divisors(number: int) -> list[int]:

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from jaxrl_llm.plan.compile import Compiled
 from jaxrl_llm.plan.estimate import Bill, Range
 from jaxrl_llm.plan.hardware import GIB, MIB, Topology
-from jaxrl_llm.plan.memory import Memory, sampler_copies
+from jaxrl_llm.plan.memory import Memory
 from jaxrl_llm.plan.plan import Plan
-from jaxrl_llm.plan.search import Candidate
+from jaxrl_llm.plan.search import PLAIN, Candidate
 from jaxrl_llm.plan.verdict import Verdict, compiled_peaks
 from jaxrl_llm.plan.workload import Workload
 from jaxrl_llm.sharding.mesh import AXES, MeshConfig
@@ -22,7 +22,7 @@ from jaxrl_llm.trainers.dry_run import attention_line
 def plan_text(plan: Plan) -> str:
     """The whole plan."""
     parts = [
-        *_head(plan.load, plan.topology, plan.layout, plan.sampler_tensor),
+        *_head(plan.load, plan.topology, plan.layout, plan.sampler),
         "",
         *_memory(plan.topology, plan.memory, plan.verdict),
     ]
@@ -42,19 +42,35 @@ def search_text(found: Sequence[Candidate], topology: Topology, most: int = 8) -
     ]
     for c in found[:most]:
         lines.append(
-            f"{c.layout.data:4d}  {c.layout.fsdp:4d}  {c.layout.tensor:6d}  {c.sampler_tensor:7d}"
+            f"{c.layout.data:4d}  {c.layout.fsdp:4d}  {c.layout.tensor:6d}  "
+            f"{f'{c.sampler.data} × {c.sampler.tensor}':>7}"
             f"  {c.memory.peak / GIB:8.2f}  {'yes' if c.fits else 'no':>4}  {c.seconds:6.1f}"
         )
     return "\n".join(lines)
 
 
-def paste(layout: MeshConfig) -> str:
-    """Overrides that choose a mesh."""
-    sizes = {axis: getattr(layout, axis) for axis in ("data", "fsdp", "tensor")}
-    return " ".join(f"--mesh.{axis}={size}" for axis, size in sizes.items())
+def paste(plan: Plan, base: MeshConfig = PLAIN) -> str:
+    """Overrides that choose a plan's mesh and its sampler's.
+
+    Args:
+        base: the config's own mesh; what else differs from it, or from none, is named, too.
+    """
+    layout = plan.layout
+    names = ["data", "fsdp", "tensor"]
+    for name in ("pipeline", "zero", "rounds", "microbatches"):
+        if {getattr(base, name), getattr(PLAIN, name)} != {getattr(layout, name)}:
+            names.append(name)
+    sizes = {f"mesh.{name}": getattr(layout, name) for name in names}
+    if plan.load.sampler is not None:
+        sizes |= {
+            f"sampler.mesh.{name}": getattr(plan.sampler, name) for name in ("data", "tensor")
+        }
+    return " ".join(f"--{name}={size}" for name, size in sizes.items())
 
 
-def _head(load: Workload, topology: Topology, layout: MeshConfig, tensor: int) -> Iterator[str]:
+def _head(
+    load: Workload, topology: Topology, layout: MeshConfig, sampler: MeshConfig
+) -> Iterator[str]:
     chip, model = topology.chip, load.model
     yield (
         f"model      {model.family}, {_millions(model.num_params)} M parameters in {load.dtype}; "
@@ -78,14 +94,14 @@ def _head(load: Workload, topology: Topology, layout: MeshConfig, tensor: int) -
         shared=load.shared,
         planned=True,
         engine=load.sampler,
-        sampler_tensor=tensor,
+        sampler_tensor=sampler.tensor,
     )
     yield f"attention  {line}"
     yield (
         f"rows       {load.rows} × {load.width} tokens a step, micro-batches of {load.micro} rows"
     )
     if load.sampler is not None:
-        copies = sampler_copies(layout, tensor)
+        copies, tensor = sampler.data * topology.hosts, sampler.tensor
         yield (
             f"sampler    {load.sequences} completions of up to {load.new_tokens} tokens; "
             f"{copies} cop{'ies' if copies > 1 else 'y'} over {tensor} "
@@ -106,7 +122,7 @@ def _memory(topology: Topology, memory: Memory, verdict: Verdict) -> Iterator[st
     worst = max(memory.totals, key=memory.totals.__getitem__)
     for phase, terms in memory.phases.items():
         yield row(f"+ {phase}", sum(terms.values()), "estimated")
-        parts = terms.items() if phase == worst else ()
+        parts = terms.items() if phase in (worst, "sampling") else ()
         yield from (row(f"    {name}", size, "") for name, size in parts if size)
     share = verdict.peak / topology.chip.device_memory
     yield row(f"peak ({verdict.phase})", verdict.peak, f"{verdict.tag}; {share:.0%} of a device")

@@ -21,7 +21,7 @@ from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.placement import check_fit
 from jaxrl_llm.plan.flops import Pass
-from jaxrl_llm.rollout.settings import EngineConfig, default_pool
+from jaxrl_llm.rollout.settings import EngineConfig
 from jaxrl_llm.sharding.mesh import MeshConfig
 from jaxrl_llm.trainers.batching import count_targets
 from jaxrl_llm.trainers.build import engine_config, total_updates
@@ -105,11 +105,6 @@ class Workload:
     def itemsize(self) -> int:
         """Bytes of a parameter."""
         return ITEMSIZE[self.dtype]
-
-    @property
-    def pages(self) -> int:
-        """Of the sampler's cache."""
-        return 0 if self.sampler is None else self.sampler.num_pages or default_pool(self.sampler)
 
     @property
     def update_passes(self) -> list[Pass]:
@@ -288,13 +283,8 @@ def layout_of(config: Any, model: ModelConfig, devices: int) -> MeshConfig:
     Raises:
         ConfigError: it does not fit them, or does not divide the model.
     """
+    check_whole(config)
     layout = config.mesh
-    if layout.devices is not None:
-        raise ConfigError(
-            "a plan is for a mesh over all devices of the topology",
-            got=f"mesh.devices {layout.devices}",
-            hint="leave out --mesh.devices",
-        )
     others = layout.fsdp * layout.pipeline * layout.tensor
     data = devices // others if layout.data == -1 else layout.data
     if data < 1 or data * others != devices:
@@ -308,3 +298,13 @@ def layout_of(config: Any, model: ModelConfig, devices: int) -> MeshConfig:
     layout = dataclasses.replace(layout, data=data)
     check_fit(layout, model, devices)
     return layout
+
+
+def check_whole(config: Any) -> None:
+    """Raises ConfigError where a config's mesh is for a part of the devices."""
+    if config.mesh.devices is not None:
+        raise ConfigError(
+            "a plan is for a mesh over all devices of the topology",
+            got=f"mesh.devices {config.mesh.devices}",
+            hint="leave out --mesh.devices",
+        )

@@ -45,7 +45,10 @@ def test_a_public_model_from_its_config_alone_and_a_search(capsys, llama_8b):
     assert "cuDNN is not found" not in out  # here; the plan is for machines elsewhere
     code, out, _ = run(capsys, *args, "--search")
     assert code == 0
-    assert out.rstrip().splitlines()[-1].startswith("paste      --mesh.data=")
+    pasted = out.rstrip().splitlines()[-1].removeprefix("paste      ").split()
+    assert pasted[0].startswith("--mesh.data=") and pasted[-1].startswith("--sampler.mesh.tensor=")
+    code, again, _ = run(capsys, *args, *pasted)
+    assert code == 0 and again.strip() == out.split("\n\n", 1)[1].rsplit("\n\n", 1)[0].strip()
 
 
 def test_what_does_not_fit_says_the_term_and_the_knob(capsys, llama_8b):

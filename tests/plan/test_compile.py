@@ -37,7 +37,9 @@ def test_an_update_compiled_over_eight_devices():
 def test_all_programs_of_a_run_compile():
     load = workload(LLAMA, dtype="float32", remat=True)
     layout = MeshConfig(data=1, fsdp=4, tensor=2)
-    done = compile_programs(load, parse_topology("cpu:8"), layout, sampler_tensor=2)
+    done = compile_programs(
+        load, parse_topology("cpu:8"), layout, sampler=MeshConfig(data=4, tensor=2)
+    )
     names = [program.name for program in done]
     assert names == ["update", "optimiser", "log-probability", "prefill", "decode"]
     assert all(program.error is None and program.peak > 0 for program in done)

@@ -35,7 +35,12 @@ def compiled(topology, load):
     """Update and decode, by name."""
     only = ("update", "decode")
     done = compile_programs(
-        load, parse_topology(topology), LAYOUT, sampler_tensor=2, only=only, timeout=800.0
+        load,
+        parse_topology(topology),
+        LAYOUT,
+        sampler=MeshConfig(data=2, tensor=2),
+        only=only,
+        timeout=800.0,
     )
     assert [program.error for program in done] == [None, None]
     return {program.name: kernel_counts(program) for program in done}

@@ -2,16 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from plan_loads import FAMILIES, LLAMA, public, workload
 
 from jaxrl_llm.plan.hardware import CHIPS, parse_topology
 from jaxrl_llm.plan.memory import (
+    ALONE,
     plan_memory,
+    sampler_share,
     state_bytes_per_param,
     tree_bytes,
 )
 from jaxrl_llm.plan.verdict import judge
+from jaxrl_llm.rollout.engines import engine_share
+from jaxrl_llm.rollout.settings import EngineConfig, default_pool
 from jaxrl_llm.sharding.mesh import MeshConfig
 
 ONE = MeshConfig(data=1)
@@ -25,7 +31,7 @@ def test_a_full_fine_tune_of_7b_needs_112_gb_before_activations():
     states = memory.resident["parameters"] + memory.resident["optimiser"]
     states += memory.phases["optimiser"]["gradient sums"]
     assert states == pytest.approx(16 * 6_738_415_616)
-    verdict = judge(load, parse_topology("h100:1"), ONE, memory, 1)
+    verdict = judge(load, parse_topology("h100:1"), ONE, memory, ALONE)
     assert not verdict.fits and states > CHIPS["h100"].memory
     assert verdict.knob == "--model.dtype=bfloat16"
 
@@ -75,11 +81,33 @@ def test_rows_are_split_over_data_and_fsdp():
 def test_the_cache_has_the_engine_s_pages():
     load = workload(LLAMA)
     memory = plan_memory(load, ONE)
-    tokens = load.pages * load.sampler.page_size
-    assert memory.resident["KV pages"] == tokens * LLAMA.kv_bytes_per_token(2)
-    split = plan_memory(load, MeshConfig(data=1, tensor=4), sampler_tensor=4)
-    assert split.resident["KV pages"] == pytest.approx(memory.resident["KV pages"] / 4)
-    assert split.resident["sampler's weights"] < 0.3 * memory.resident["sampler's weights"]
+    whole = memory.phases["sampling"]
+    tokens = default_pool(load.sampler) * load.sampler.page_size
+    assert whole["KV pages"] == tokens * LLAMA.kv_bytes_per_token(2)
+    split = plan_memory(load, ONE, MeshConfig(data=1, tensor=4)).phases["sampling"]
+    assert split["KV pages"] == pytest.approx(whole["KV pages"] / 4)
+    assert split["sampler's weights"] < 0.3 * whole["sampler's weights"]
+
+
+def test_copies_of_the_sampler_share_slots_and_have_each_the_pages_that_are_set():
+    load = workload(LLAMA)
+    eight = MeshConfig(data=8)
+    share = sampler_share(load, eight)
+    assert share == dataclasses.replace(engine_share(load.sampler, 8), num_pages=share.num_pages)
+    assert (share.slots, share.num_pages) == (4, default_pool(engine_share(load.sampler, 8)))
+    set_pages = dataclasses.replace(load, sampler=dataclasses.replace(load.sampler, num_pages=99))
+    each = 99 * load.sampler.page_size * LLAMA.kv_bytes_per_token(2)
+    assert plan_memory(set_pages, ONE, eight).phases["sampling"]["KV pages"] == each
+
+
+def test_the_sampler_has_made_room_when_the_update_comes():
+    few, many = (
+        workload(LLAMA, sampler=EngineConfig(max_prompt_tokens=16, max_new_tokens=48, slots=n))
+        for n in (2, 4096)
+    )
+    few, many = plan_memory(few, ONE).totals, plan_memory(many, ONE).totals
+    assert many.pop("sampling") > 10 * few.pop("sampling")
+    assert few == many == plan_memory(workload(LLAMA, sampler=None), ONE).totals
 
 
 def test_a_reference_and_a_critic_are_more_models():

@@ -8,15 +8,17 @@ import math
 import pytest
 from plan_loads import LLAMA, public, workload
 
+from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.plan.compile import Compiled
 from jaxrl_llm.plan.costing import axis_rate, exchanged_bytes, make_bill
 from jaxrl_llm.plan.hardware import parse_topology
-from jaxrl_llm.plan.memory import MAY_WAIT, Memory, plan_memory
-from jaxrl_llm.plan.search import choose_sampler, layouts, search
+from jaxrl_llm.plan.memory import ALONE, MAY_WAIT, Memory, plan_memory
+from jaxrl_llm.plan.search import choose_sampler, layouts, sampler_layout, search
 from jaxrl_llm.plan.verdict import ROOM, judge
 from jaxrl_llm.sharding.mesh import MeshConfig
 
 LARGE = public("meta-llama/Llama-3.1-8B")
+SPLIT = MeshConfig(data=1, tensor=8)
 
 
 def large_load(layout: MeshConfig):
@@ -49,25 +51,32 @@ def test_the_sampler_is_split_until_it_fits():
     layout = MeshConfig(data=1, fsdp=16)
     load = large_load(layout)
     small, large = parse_topology("v5e:4x4"), parse_topology("h100:16")
-    assert choose_sampler(load, large, layout) == 1
+    assert choose_sampler(load, large, layout) == MeshConfig(data=8)
     split = choose_sampler(load, small, layout)
     limit = ROOM * small.chip.device_memory
-    assert split > 1
+    assert split.tensor > 1 and split.data * split.tensor == small.host_devices
     assert plan_memory(load, layout, split).peak <= limit
-    assert plan_memory(load, layout, split // 2).peak > limit
-    assert choose_sampler(load, small, layout, given=2) == 2
+    assert (
+        plan_memory(
+            load, layout, MeshConfig(data=8 * 2 // split.tensor, tensor=split.tensor // 2)
+        ).peak
+        > limit
+    )
 
 
 def test_what_does_not_fit_names_a_knob_that_helps():
     topology = parse_topology("v5e:4x4")
     layout = MeshConfig(data=16)
     load = large_load(layout)
-    verdict = judge(load, topology, layout, plan_memory(load, layout, 16), 16)
+    verdict = judge(load, topology, layout, plan_memory(load, layout, SPLIT), SPLIT)
     assert not verdict.fits and verdict.tag == "estimated"
     assert verdict.knob == "--mesh.fsdp=16 --mesh.data=1"
     better = MeshConfig(data=1, fsdp=16)
     load = large_load(better)
-    assert judge(load, topology, better, plan_memory(load, better, 16), 16).peak < verdict.peak / 3
+    assert (
+        judge(load, topology, better, plan_memory(load, better, SPLIT), SPLIT).peak
+        < verdict.peak / 3
+    )
 
 
 def test_a_sampler_that_lacks_room_sends_others_to_the_host():
@@ -75,10 +84,10 @@ def test_a_sampler_that_lacks_room_sends_others_to_the_host():
     small = dataclasses.replace(topology, chip=dataclasses.replace(topology.chip, memory=12))
     resident = {"parameters": 1.0, "optimiser": 6.0, "KV pages": 2.0}
     phases = {"layers": {"activations": 1.0}, "sampling": {"decoding": 4.0}}
-    full = judge(load, small, layout, Memory(resident, phases), 1)
+    full = judge(load, small, layout, Memory(resident, phases), ALONE)
     assert (full.phase, full.knob, full.fits) == ("sampling", "--train.offload=True", False)
     turned = dataclasses.replace(load, offload=True)
-    assert judge(turned, small, layout, Memory(resident, phases, MAY_WAIT), 1).fits
+    assert judge(turned, small, layout, Memory(resident, phases, MAY_WAIT), ALONE).fits
 
 
 def test_the_compiler_s_word_counts_where_there_is_one():
@@ -87,20 +96,20 @@ def test_the_compiler_s_word_counts_where_there_is_one():
     memory = plan_memory(load, layout)
     sizes = dict(arguments=2**30, temporary=2**30, outputs=2**29, aliased=2**29)
     programs = [Compiled("update", **sizes), Compiled("decode", arguments=2**20)]
-    verdict = judge(load, topology, layout, memory, 1, programs)
+    verdict = judge(load, topology, layout, memory, ALONE, programs)
     beside = sum(v for k, v in memory.resident.items() if k != "parameters")
     assert verdict.tag == "compiled" and verdict.fits and verdict.phase == "update"
     assert verdict.peak == pytest.approx(2 * 2**30 + beside)
     full = [dataclasses.replace(programs[0], used=20.0 * 2**30, error="too large"), programs[1]]
-    assert not judge(load, topology, layout, memory, 1, full).fits
-    partial = judge(load, topology, layout, memory, 1, programs[:1])
+    assert not judge(load, topology, layout, memory, ALONE, full).fits
+    partial = judge(load, topology, layout, memory, ALONE, programs[:1])
     assert partial.tag == "estimated"  # decode is missing
 
 
 def test_a_bill_has_the_phases_of_the_run():
     topology, layout = parse_topology("v5p:4x4x4"), MeshConfig(data=1, fsdp=64)
     load = dataclasses.replace(large_load(layout), forwards=("reference",), frozen=1)
-    bill = make_bill(load, topology, layout, 1)
+    bill = make_bill(load, topology, layout, MeshConfig(data=4))
     assert [p.name for p in bill.phases] == ["prefill", "decode", "reference", "update"]
     decode = bill.phases[1]
     # 32 completions over 64 copies: one slot each, so every step reads all weights.
@@ -108,7 +117,7 @@ def test_a_bill_has_the_phases_of_the_run():
     step = 2 * LARGE.num_params + 1536 * LARGE.kv_bytes_per_token(2)
     assert decode.seconds[1] == pytest.approx(1024 * step / 2765e9 / 0.5, rel=1e-6)
     assert bill.price == topology.chip.price
-    assert make_bill(load, topology, layout, 1, price=1.0).money[0] < bill.money[0]
+    assert make_bill(load, topology, layout, MeshConfig(data=4), price=1.0).money[0] < bill.money[0]
 
 
 def test_bytes_on_the_links():
@@ -152,7 +161,8 @@ def test_a_copy_of_the_sampler_decodes_its_share_of_the_slots_and_the_greedy_com
     topology, layout = parse_topology("h100:8"), MeshConfig(data=8)
 
     def phases(**changes):
-        return {p.name: p for p in make_bill(workload(LLAMA, **changes), topology, layout).phases}
+        bill = make_bill(workload(LLAMA, **changes), topology, layout, MeshConfig(data=8))
+        return {p.name: p for p in bill.phases}
 
     plain = phases(sequences=64)
     # 32 slots over 8 copies: 4 each, so that 64 completions take two waves.
@@ -160,3 +170,33 @@ def test_a_copy_of_the_sampler_decodes_its_share_of_the_slots_and_the_greedy_com
     both = phases(sequences=64, greedy=8)
     assert both["decode"] == plain["decode"]
     assert both["greedy decode"].seconds == phases(sequences=8, group_size=1)["decode"].seconds
+
+
+def test_a_search_keeps_what_the_config_s_mesh_has_beside_its_sizes():
+    base = MeshConfig(data=1, fsdp=2, zero=1, pipeline=2, microbatches=6)
+    found = list(layouts(LARGE, 16, base))
+    assert {x.pipeline for x in found} == {2} and {x.microbatches for x in found} == {6}
+    assert all(x.data * x.fsdp * x.tensor * 2 == 16 for x in found)
+    assert all(x.zero == (1 if x.fsdp > 1 else 3) for x in found)
+
+
+def test_a_sampler_without_a_mesh_is_one_copy_a_host():
+    topology = parse_topology("v5e:4x4")
+    assert sampler_layout(None, LARGE, topology) == MeshConfig(data=1)
+    filled = sampler_layout(MeshConfig(tensor=2), LARGE, topology)
+    assert filled == MeshConfig(data=topology.host_devices // 2, tensor=2)
+    for wrong in (MeshConfig(tensor=16), MeshConfig(data=9), MeshConfig(fsdp=2)):
+        with pytest.raises(ConfigError, match=r"sampler\.mesh"):
+            sampler_layout(wrong, LARGE, topology)
+
+
+def test_copies_have_the_slots_that_engines_give_them():
+    topology, layout = parse_topology("h100:8"), MeshConfig(data=1, fsdp=8)
+    load = dataclasses.replace(large_load(layout), sequences=4096)
+
+    def seconds(slots: int) -> float:
+        engine = dataclasses.replace(load.sampler, slots=slots)
+        run = dataclasses.replace(load, sampler=engine)
+        return make_bill(run, topology, layout, MeshConfig(data=8)).phases[1].seconds[1]
+
+    assert seconds(16) == seconds(8) > 1.5 * seconds(32)  # two slots a copy at least
