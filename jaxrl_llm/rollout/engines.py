@@ -205,7 +205,7 @@ def engine_share(config: EngineConfig, engines: int) -> EngineConfig:
 
 
 def check_layout(layout: MeshConfig, name: str = "sampler.mesh") -> None:
-    """Raises ConfigError for what a sampler is not split over."""
+    """Raises ConfigError for what a sampler is not split over, and as `MeshConfig.check`."""
     if layout != MeshConfig(data=layout.data, tensor=layout.tensor, devices=layout.devices):
         raise ConfigError(
             f"{name} is data × tensor",
@@ -216,6 +216,7 @@ def check_layout(layout: MeshConfig, name: str = "sampler.mesh") -> None:
             ),
             hint=f"--{name}.data and --{name}.tensor alone",
         )
+    layout.check(name)
 
 
 def _serve(

@@ -49,37 +49,45 @@ class MeshConfig:
     microbatches: int | None = None
     devices: tuple[int, int] | None = None
 
-    def __post_init__(self) -> None:
+    def check(self, name: str = "mesh") -> None:
+        """Refuses settings that contradict each other on whatever devices.
+
+        Args:
+            name: of the setting, which a mesh can't know by itself, for the error.
+
+        Raises:
+            ConfigError: they do.
+        """
         if self.devices is not None and (self.devices[0] < 0 or self.devices[1] < 1):
             raise ConfigError(
-                "mesh.devices is not a range of devices",
+                f"{name}.devices is not a range of devices",
                 got=self.devices,
                 expected="(first, count), from 0 on and at least one",
             )
-        for name in ("data", "fsdp", "pipeline", "tensor", "rounds"):
-            size = getattr(self, name)
-            if size < 1 and not (name == "data" and size == -1):
+        for axis in ("data", "fsdp", "pipeline", "tensor", "rounds"):
+            size = getattr(self, axis)
+            if size < 1 and not (axis == "data" and size == -1):
                 raise ConfigError(
-                    f"mesh.{name} is not a number of devices",
+                    f"{name}.{axis} is not a number of devices",
                     got=size,
-                    expected="-1 or ≥ 1" if name == "data" else "≥ 1",
+                    expected="-1 or ≥ 1" if axis == "data" else "≥ 1",
                 )
         if self.fsdp == 1 and self.zero != 3:
             raise ConfigError(
-                "mesh.zero says what is split over fsdp, which is 1",
-                got=f"mesh.zero={self.zero}",
-                hint="--mesh.fsdp=2",
+                f"{name}.zero says what is split over fsdp, which is 1",
+                got=f"{name}.zero={self.zero}",
+                hint=f"--{name}.fsdp=2",
             )
         if self.pipeline == 1 and (self.rounds > 1 or self.microbatches is not None):
             raise ConfigError(
-                "mesh.rounds and mesh.microbatches are of a pipeline, which is 1",
+                f"{name}.rounds and {name}.microbatches are of a pipeline, which is 1",
                 got=f"rounds={self.rounds}, microbatches={self.microbatches}",
-                hint="--mesh.pipeline=2",
+                hint=f"--{name}.pipeline=2",
             )
         least = self.pipeline if self.rounds > 1 else 1
         if self.in_flight < least:
             raise ConfigError(
-                "mesh.microbatches is too small"
+                f"{name}.microbatches is too small"
                 + (": with rounds, the first must be back when the last has gone in" * (least > 1)),
                 got=self.microbatches,
                 expected=f"≥ {least}",
@@ -112,8 +120,10 @@ def make_mesh(
         allowed: whether an axis may have a size, for what the error says would fit.
 
     Raises:
-        ConfigError: there are not so many devices, or they don't divide; names what would fit.
+        ConfigError: as `MeshConfig.check`; or there are not so many devices, or they don't divide;
+            names what would fit.
     """
+    config.check(name)
     devices = usable(config, devices, name)
     _check_devices(config, len(devices), name, allowed)
     data = len(devices) // config.copy_devices if config.data == -1 else config.data

@@ -41,7 +41,6 @@ from jaxrl_llm.text.tokenizer import Tokenizer
 from jaxrl_llm.trainers.critic import shared_optimizer
 from jaxrl_llm.trainers.evaluate import evaluate
 from jaxrl_llm.trainers.loop import Run
-from jaxrl_llm.trainers.offload import check_offload
 from jaxrl_llm.trainers.optimizers import make_optimizer, make_schedule
 from jaxrl_llm.trainers.policy import Form, TrainFunctions, make_train_functions
 from jaxrl_llm.trainers.quiet import shown
@@ -49,6 +48,8 @@ from jaxrl_llm.trainers.rl import RLTrainer
 from jaxrl_llm.trainers.roles import (
     build_critic,
     build_passes,
+    check_apart,
+    check_roles,
     load_at,
     on_default_device,
     place_for,
@@ -69,10 +70,8 @@ from jaxrl_llm.types import Prompt
 
 def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, Any]) -> Run:
     """A run that is ready for `loop.train`; `settings` is the config as JSON values."""
-    if config.train.offload:
-        check_offload()
     base, tokenizer = peek(config.model.path)
-    Placement.make(config.mesh, base)  # refuses before the model is read
+    check_roles(config, with_backend(base, config.model))
     facts, sampler = keep_base(directory, config.model.path), config.sampler
     of_run = directory.seed, directory.date.isoformat(), facts
     identity = RunIdentity.of(*of_run, sampler.group_size, sampler.temperature)
@@ -219,9 +218,7 @@ def reference_apart(
     Raises:
         ConfigError: no reference is used, or it is the base under an adapter.
     """
-    if config.lora is not None or not algorithm.needs_ref:
-        why = "under an adapter the reference is its base" if config.lora else "none is used"
-        raise ConfigError(f"ref_mesh has no effect: {why}", hint="leave out --ref_mesh.*")
+    check_apart(config, algorithm)
     place = place_for(config, config.ref_mesh, "ref_mesh", model_config)
     functions = build_functions(config, algorithm, place.model, place)
     weights = jax.tree.map(jnp.copy, place.put(params))

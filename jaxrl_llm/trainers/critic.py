@@ -74,6 +74,8 @@ class CriticConfig:
                 raise ConfigError(
                     f"critic.{field.name} is out of range", got=value, expected="finite, ≥ 0"
                 )
+        if self.mesh is not None:
+            self.mesh.check("critic.mesh")
         apart = ("path", "learning_rate", "warmup_steps", "mesh")
         own = apart if self.shared_trunk else ("value_coef",)
         for field in dataclasses.fields(self):

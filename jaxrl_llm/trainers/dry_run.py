@@ -36,7 +36,7 @@ from jaxrl_llm.trainers.build import (
 from jaxrl_llm.trainers.build_supervised import check_context, check_micro_batch
 from jaxrl_llm.trainers.encoders import encode_examples
 from jaxrl_llm.trainers.optimizers import make_optimizer
-from jaxrl_llm.trainers.roles import place_for, row_planner
+from jaxrl_llm.trainers.roles import check_roles, place_for, row_planner
 from jaxrl_llm.trainers.settings import RLConfig, resolve_algorithm, with_backend
 from jaxrl_llm.types import Batch, Prompt, Reach, Rollout
 
@@ -45,6 +45,7 @@ def dry_run(config: RLConfig) -> None:
     """Build abstractly, trace the update; print sizes, three prompts and canned rewards."""
     model_config, tokenizer = peek(config.model.path)
     model_config = with_backend(model_config, config.model)
+    check_roles(config, model_config)
     place = Placement.make(config.mesh, model_config)
     train, heldout, _ = build_data(config, tokenizer, model_config, seed=config.train.seed or 0)
     stops = stop_ids(config.sampler.stop, tokenizer)

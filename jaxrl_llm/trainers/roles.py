@@ -23,8 +23,9 @@ from jaxrl_llm.sharding.mesh import MeshConfig, row_parts
 from jaxrl_llm.text.tokenizer import Tokenizer
 from jaxrl_llm.trainers.batching import RowPlan, plan_rows
 from jaxrl_llm.trainers.critic import Critic, make_critic_functions
+from jaxrl_llm.trainers.offload import check_offload
 from jaxrl_llm.trainers.passes import Passes
-from jaxrl_llm.trainers.settings import RLConfig, with_backend
+from jaxrl_llm.trainers.settings import RLConfig, resolve_algorithm, with_backend
 from jaxrl_llm.types import Batch
 
 
@@ -75,6 +76,35 @@ def build_passes(config: RLConfig, place: Placement, seed: int) -> Passes:
         group_size=config.sampler.group_size,
         seed=seed,
     )
+
+
+def check_roles(config: RLConfig, model_config: ModelConfig) -> None:
+    """Refuses, before any weights are read, what the roles of a run can't be built with.
+
+    Raises:
+        ConfigError: a mesh that fits neither devices, model nor batch, an attention back end that
+            can't serve, a reference's mesh or an offload without effect.
+    """
+    if config.train.offload:
+        check_offload()
+    algorithm = resolve_algorithm(config)
+    build_passes(config, Placement.make(config.mesh, model_config), 0)
+    if config.ref_mesh is not None:
+        check_apart(config, algorithm)
+        build_passes(config, place_for(config, config.ref_mesh, "ref_mesh", model_config), 0)
+    path = config.critic.path
+    apart = algorithm.needs_values and not config.critic.shared_trunk
+    if apart and (path is None or not is_score_folder(path)):  # such a folder is read as a whole
+        if path is not None:
+            model_config = with_backend(peek(path)[0], config.model)
+        build_passes(config, place_for(config, config.critic.mesh, "critic.mesh", model_config), 0)
+
+
+def check_apart(config: RLConfig, algorithm: Algorithm) -> None:
+    """Refuses `ref_mesh` where no reference is used, or where it is the base under an adapter."""
+    if config.lora is not None or not algorithm.needs_ref:
+        why = "under an adapter the reference is its base" if config.lora else "none is used"
+        raise ConfigError(f"ref_mesh has no effect: {why}", hint="leave out --ref_mesh.*")
 
 
 def check_rows(place: Placement, dtype: str, *, shared: bool) -> None:

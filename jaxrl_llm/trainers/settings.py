@@ -245,11 +245,12 @@ class RLConfig:
                 expected="an object with load() -> (training records, held-out records)",
             )
         check_rewards(self.rewards)
+        self.mesh.check()
+        if self.ref_mesh is not None:
+            self.ref_mesh.check("ref_mesh")
         check_supported(resolve_algorithm(self), self)
-        named = {
-            "filter.reward": self.filter.reward,
-            "curriculum.pass_part": self.curriculum.pass_part,
-        }
+        named = {"filter.reward": self.filter.reward}
+        named["curriculum.pass_part"] = self.curriculum.pass_part
         for field, reward in named.items():
             if reward is not None and reward.partition("/")[0] not in self.rewards:
                 raise ConfigError(
@@ -263,8 +264,7 @@ class RLConfig:
                 got=f"filter.refill={self.filter.refill}, sampler.group_size=1",
                 hint="--filter.refill=off, or --sampler.group_size=8",
             )
-        unused = {"filter": GroupFilter(), "curriculum": CurriculumConfig()}
-        for field, default in unused.items():
+        for field, default in (("filter", GroupFilter()), ("curriculum", CurriculumConfig())):
             if self.rollouts.read is not None and getattr(self, field) != default:
                 raise ConfigError(
                     f"{field}.* has no effect: the rollouts are read, not sampled",

@@ -158,7 +158,8 @@ def _check_rows(rows: RowConfig, parts: int) -> None:
         )
 
 
-def _check_shared(data: Any, monitor: MonitorConfig) -> None:
+def _check_shared(data: Any, monitor: MonitorConfig, mesh: MeshConfig) -> None:
+    mesh.check()
     if monitor.samples_per_step != MonitorConfig().samples_per_step:
         raise ConfigError(
             "monitor.samples_per_step has no effect: a supervised run draws no samples",
@@ -193,7 +194,7 @@ class SFTConfig:
     monitor: MonitorConfig = MonitorConfig()
 
     def __post_init__(self) -> None:
-        _check_shared(self.data, self.monitor)
+        _check_shared(self.data, self.monitor, self.mesh)
         _check_rows(self.rows, 1)
         if not self.rows.packed and self.sft.pack_bins != SFTSettings().pack_bins:
             raise ConfigError(
@@ -222,7 +223,7 @@ class RewardConfig:
     monitor: MonitorConfig = MonitorConfig()
 
     def __post_init__(self) -> None:
-        _check_shared(self.data, self.monitor)
+        _check_shared(self.data, self.monitor, self.mesh)
         _check_rows(self.rows, 2 if self.reward.kind == "pairs" else 1)
 
 
@@ -248,7 +249,7 @@ class PreferenceConfig:
     monitor: MonitorConfig = MonitorConfig()
 
     def __post_init__(self) -> None:
-        _check_shared(self.data, self.monitor)
+        _check_shared(self.data, self.monitor, self.mesh)
         if self.lora is not None and self.preference.ref_update_every:
             raise ConfigError(
                 "under an adapter the reference is the base, which does not move",

@@ -140,9 +140,16 @@ def test_every_role_on_its_own_mesh(alone, apart, tmp_path):
         (["--critic.mesh.tensor=8"], "--critic.mesh.tensor=4"),
         (["--ref_mesh.fsdp=3"], "--ref_mesh.fsdp=2 or 4"),
         (["--sampler.mesh.tensor=8"], "--sampler.mesh.tensor=4"),
+        (["--sampler.mesh.zero=1"], "--sampler.mesh.data and --sampler.mesh.tensor alone"),
+        (["--sampler.mesh.rounds=2"], "--sampler.mesh.data and --sampler.mesh.tensor alone"),
+        (["--ref_mesh.zero=1"], "--ref_mesh.fsdp=2"),
+        (["--critic.mesh.rounds=2"], "--critic.mesh.pipeline=2"),
+        (["--algo.kl_coef=0", "--ref_mesh.tensor=2"], "leave out --ref_mesh.*"),
+        (["--train.offload=True"], "leave out --train.offload"),
     ],
 )
-def test_a_mesh_that_does_not_fit_is_one_line(wrong, way, tmp_path, capsys):
-    assert main([*BASE, *wrong, f"--run-dir={tmp_path / 'run'}"]) == 2
+@pytest.mark.parametrize("how", [[], ["--dry-run"]], ids=["run", "dry"])
+def test_a_mesh_that_does_not_fit_is_one_line(wrong, way, how, tmp_path, capsys):
+    assert main([*BASE, *wrong, *how, f"--run-dir={tmp_path / 'run'}"]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1 and f"try: {way}" in lines[0], lines
