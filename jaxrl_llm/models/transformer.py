@@ -22,6 +22,7 @@ or where nothing fits, nothing is done.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -320,9 +321,8 @@ def _run_layers(layers, flags, x, rows, config: ModelConfig, reach: Reach | None
         layer = gather_weights(layer, tree_axes(layer, config), axis_sizes(config))
         cos, sin, allowed = inputs(flags)
         windowed = flags.get("windowed", config.layers[0].window is not None)
-        attend = lambda q, k, v: attend_rows(  # noqa: E731 - short
-            q, k, v, allowed, segment_ids, config, windowed=windowed, shared=shared, **spans
-        )
+        of_row = {"allowed": allowed, "segment_ids": segment_ids, "config": config, **spans}
+        attend = functools.partial(attend_rows, **of_row, windowed=windowed, shared=shared)
         out, stats = routed_block(layer, config, x, cos, sin, attend, counted)
         if "there" in flags:
             out = jnp.where(flags["there"], out, x)

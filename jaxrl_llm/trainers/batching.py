@@ -16,6 +16,7 @@ The loss and its gradient are the same for all three.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -205,7 +206,7 @@ def _pieces(samples: Batch, layout: Layout, limit: int) -> list[_Piece]:
 
 
 def _empty_plan(shape: tuple[int, int], micro: int, *, shared: bool) -> RowPlan:
-    zeros = lambda: np.zeros(shape, np.int32)  # noqa: E731 - local shorthand
+    zeros = functools.partial(np.zeros, shape, np.int32)
     prefix_ids = zeros() if shared else None
     return RowPlan(zeros() - 1, zeros(), zeros(), prefix_ids, zeros(), micro)
 

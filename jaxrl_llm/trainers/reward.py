@@ -29,19 +29,19 @@ from jaxrl_llm.trainers.learner import Bounds, Learner, Loss, micro_rows
 from jaxrl_llm.trainers.metrics import Sums
 
 
+def row_scores(
+    params: Any, model_config: ModelConfig, rows: PackedRows, *, remat: bool
+) -> Float[Array, "N T C"]:
+    """Scores at every token of rows."""
+    places = rows.tokens, rows.positions, rows.segment_ids
+    return token_scores(params, model_config, *places, reach=rows.reach, remat=remat)
+
+
 def sequence_scores(
     params: Any, model_config: ModelConfig, rows: PackedRows, slots: int, *, remat: bool = False
 ) -> Float[Array, "N slots"]:
     """The score of every sequence of every row, read at its one masked token."""
-    scores = token_scores(
-        params,
-        model_config,
-        rows.tokens,
-        rows.positions,
-        rows.segment_ids,
-        reach=rows.reach,
-        remat=remat,
-    )
+    scores = row_scores(params, model_config, rows, remat=remat)
     return slot_sums(jnp.where(rows.mask, scores[:, :, 0], 0.0), rows.segment_ids, slots)
 
 
@@ -87,15 +87,7 @@ def step_reward_loss(model_config: ModelConfig, *, remat: bool) -> Loss:
 
     def loss(params, rows: PackedRows, counts, coefs, bounds: Bounds):
         del coefs, bounds
-        logits = token_scores(
-            params,
-            model_config,
-            rows.tokens,
-            rows.positions,
-            rows.segment_ids,
-            reach=rows.reach,
-            remat=remat,
-        )
+        logits = row_scores(params, model_config, rows, remat=remat)
         values = step_loss(logits, rows.labels, rows.mask)
         marks = jnp.sum(rows.mask).astype(values.dtype)
         said = (logits[:, :, 1] > logits[:, :, 0]).astype(rows.labels.dtype)

@@ -91,8 +91,10 @@ def test_bounds_that_do_not_hold_would_be_seen():
 def compare(attention, allowed):
     """Value and gradients of `attention` against those of `masked_attention`."""
     length = allowed.shape[1]
-    draw = lambda seed, heads: jax.random.normal(jax.random.key(seed), (2, length, heads, 8))  # noqa: E731
-    q, k, v, weight = draw(0, 4), draw(1, 2), draw(2, 2), draw(3, 4)
+    q, k, v, weight = (
+        jax.random.normal(jax.random.key(seed), (2, length, heads, 8))
+        for seed, heads in enumerate((4, 2, 2, 4))
+    )
 
     def outcome(attention):
         def total(q, k, v):

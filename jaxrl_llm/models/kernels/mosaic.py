@@ -42,11 +42,14 @@ def mosaic_attention(
     per_block = _pages_of_block(page, kv_heads, hd, k_pages.dtype.itemsize, tables.shape[1])
     tables = jnp.pad(tables, ((0, 0), (0, -tables.shape[1] % per_block)))[:, None, :]
     flat = (count, page * kv_heads, hd)
-    table = lambda ahead: pl.BlockSpec(  # noqa: E731 - short
-        (None, 1, tables.shape[2]),
-        lambda s, *_: (jnp.minimum(s + ahead, rows - 1), 0, 0),
-        memory_space=pltpu.SMEM,
-    )
+
+    def table(ahead: int) -> pl.BlockSpec:
+        return pl.BlockSpec(
+            (None, 1, tables.shape[2]),
+            lambda s, *_: (jnp.minimum(s + ahead, rows - 1), 0, 0),
+            memory_space=pltpu.SMEM,
+        )
+
     of_row = pl.BlockSpec((None, heads, hd), lambda s, *_: (s, 0, 0))
     buffer = pltpu.VMEM((2, per_block, page * kv_heads, hd), k_pages.dtype)
     kernel = functools.partial(

@@ -38,8 +38,8 @@ def splash_attention(
     length, heads, width = q.shape[1:]
     q = (q * (width**-0.5 if scale is None else scale)).astype(q.dtype)
     fill = -length % _LANES
-    pad = lambda x: jnp.pad(x, ((0, 0), (0, fill), (0, 0), (0, -width % _LANES)))  # noqa: E731
-    q, k, v = (pad(x).transpose(0, 2, 1, 3) for x in (q, k, v))
+    filling = ((0, 0), (0, fill), (0, 0), (0, -width % _LANES))
+    q, k, v = (jnp.pad(x, filling).transpose(0, 2, 1, 3) for x in (q, k, v))
     segments = jnp.pad(segment_ids, ((0, 0), (0, fill)))
     out = _call(q, k, v, segments, window, softcap, heads, interpret)
     out = out.transpose(0, 2, 1, 3)[:, :length, :, :width]

@@ -141,8 +141,9 @@ def triton_rows(
 
     length, heads, width = q.shape[1:]
     fill = -length % _ROW
-    pad = lambda x: jnp.pad(x, ((0, 0), (0, fill), (0, 0), (0, 0)))  # noqa: E731 - short
-    q, k, v = pad(q), *(pad(jnp.repeat(x, heads // x.shape[2], axis=2)) for x in (k, v))
+    # Queries are repeated once, which is themselves.
+    q, k, v = (jnp.repeat(x, heads // x.shape[2], axis=2) for x in (q, k, v))
+    q, k, v = (jnp.pad(x, ((0, 0), (0, fill), (0, 0), (0, 0))) for x in (q, k, v))
     out = flash.mha(
         q,
         k,
