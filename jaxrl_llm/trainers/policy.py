@@ -14,6 +14,9 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
+from jaxrl_llm.algorithms import kl
+from jaxrl_llm.algorithms.ratios import bounded_exp
+from jaxrl_llm.algorithms.reductions import on_mask
 from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.heads import hidden_logprobs, token_values
@@ -251,21 +254,19 @@ def sampler_gap(
 ) -> dict[str, tuple[Float[Array, ""], Array]]:
     """Trainer (π) against sampler (μ) on the trained tokens: (sum, count), (largest, 1) for "/max".
 
-    With ``w = π/μ`` of a token: `mismatch_k1` is the mean of ``−log w`` and `mismatch_k3` of
-    ``w − 1 − log w``, two estimates of KL(μ ‖ π) (http://joschu.net/blog/kl-approx.html); the
-    ratio itself by its mean, mean square and largest value (`effective_share`).
+    `mismatch_k1` and `mismatch_k3` estimate KL(μ ‖ π) (`algorithms.kl`); the ratio π/μ is told by
+    its mean, mean square and largest value (`effective_share`).
     """
-    logp = jax.lax.stop_gradient(logp)
-    gap = jnp.where(batch.mask, logp - batch.logp_sampler.astype(logp.dtype), 0.0)
+    logp = on_mask(jax.lax.stop_gradient(logp), batch.mask)
+    sampler = on_mask(batch.logp_sampler.astype(logp.dtype), batch.mask)
+    gap = logp - sampler
     count = jnp.sum(batch.mask).astype(logp.dtype)
-    one, clipped = jnp.ones_like(count), jnp.clip(gap, -20.0, 20.0)
-    ratio = jnp.where(batch.mask, jnp.exp(clipped), 0.0)
-    k3 = jnp.where(batch.mask, jnp.expm1(clipped) - clipped, 0.0)
+    ratio, one = on_mask(bounded_exp(gap), batch.mask), jnp.ones_like(count)
     return {
         "sampling/sampling_logp_difference/mean": (jnp.sum(jnp.abs(gap)), count),
         "sampling/sampling_logp_difference/max": (jnp.max(jnp.abs(gap)), one),
-        "sampling/mismatch_k1": (-jnp.sum(gap), count),
-        "sampling/mismatch_k3": (jnp.sum(k3), count),
+        "sampling/mismatch_k1": (jnp.sum(kl.k1(sampler, logp)), count),
+        "sampling/mismatch_k3": (jnp.sum(kl.k3(sampler, logp)), count),
         "sampling/importance_sampling_ratio/mean": (jnp.sum(ratio), count),
         "sampling/importance_sampling_ratio/max": (jnp.max(ratio), one),
         _SQUARE: (jnp.sum(jnp.square(ratio)), count),
