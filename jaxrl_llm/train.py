@@ -28,8 +28,8 @@ from typing import Any, NoReturn
 import jax
 
 from jaxrl_llm.errors import ConfigError, UserError
-from jaxrl_llm.sharding.processes import ProcessConfig, Watchdog, of_first
-from jaxrl_llm.trainers.devices import check_devices, choose_devices
+from jaxrl_llm.sharding.processes import ProcessConfig, Watchdog, of_first, several
+from jaxrl_llm.trainers.devices import check_devices, check_shares, choose_devices
 
 
 @dataclasses.dataclass
@@ -78,6 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with Watchdog(group.lost_after):
             if launch.devices is not None and not launch.help:
                 check_devices(launch.devices)
+            if several():
+                check_shares()
             return run(launch, overrides)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

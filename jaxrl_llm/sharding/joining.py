@@ -88,10 +88,11 @@ def _connect(config: ProcessConfig, wait: float) -> None:
             hint=f"{_SAME}; --lost-after={2 * config.lost_after:g} waits longer",
         )
     if isinstance(outcome[0], ValueError | RuntimeError):
+        told = config.coordinator != "auto"
         raise ConfigError(
             "the processes of this run do not find each other",
             got=(str(outcome[0]).strip().splitlines() or ["no reason"])[0],
-            hint=_SAME,
+            hint=_SAME if told else f"auto where JAX knows the cluster; elsewhere {_SAME}",
         ) from outcome[0]
     if outcome[0] is not None:
         raise outcome[0]

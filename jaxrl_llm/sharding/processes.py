@@ -63,6 +63,8 @@ class ProcessConfig:
                 got=self.coordinator,
                 expected="HOST:PORT, [IPv6]:PORT, or auto",
             )
+        if needed and self.processes < 1:
+            raise ConfigError("too few --processes", got=self.processes, expected="1 or more")
         if needed and not 0 <= self.index < self.processes:
             raise ConfigError(
                 "no such process", got=self.index, expected=f"0 … {self.processes - 1}"

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 import jax
 
@@ -59,3 +60,15 @@ def check_devices(devices: str) -> None:
             got=(str(error).splitlines() or ["none found"])[0],
             hint="--devices=cpu",
         ) from error
+
+
+def check_shares() -> None:
+    """Raises ConfigError, in all processes, if not all have as many devices: arrays are laid out by
+    that, and what processes tell each other, too. Starts the backend."""
+    counts = Counter(device.process_index for device in jax.devices())
+    if len(set(counts.values())) > 1:
+        raise ConfigError(
+            "the processes of a run have as many devices each",
+            got=", ".join(f"process {i}: {count}" for i, count in sorted(counts.items())),
+            hint="the same --devices on all hosts, and hosts of one kind",
+        )

@@ -95,6 +95,8 @@ def test_settings_of_processes():
         ProcessConfig("localhost", 2, 0)
     with pytest.raises(ConfigError, match="0 … 1"):
         ProcessConfig("localhost:1", 2, 2)
+    with pytest.raises(ConfigError, match="1 or more"):
+        ProcessConfig("localhost:1", 0, 0)
     with pytest.raises(ConfigError, match="lost-after"):
         ProcessConfig(lost_after=0)
 

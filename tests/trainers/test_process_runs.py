@@ -129,8 +129,15 @@ def test_supervised_runs_too(tmp_path, config):
         assert row.keys() >= {"loss", "grad_norm"} and row == pytest.approx(wanted, rel=1e-6)
 
 
-@pytest.mark.parametrize("lost", [1, 0])
-def test_a_killed_process_ends_the_others_and_all_resume(both, tmp_path, lost):
+@pytest.mark.parametrize(
+    "lost, told",
+    [
+        (1, "process 1 of 2 is lost or late · got no sign of life for 6.0 s"),
+        # It held the service by which processes know of each other: JAX notices at once.
+        (0, "process 0 of 2 is lost · got no answer at "),
+    ],
+)
+def test_a_killed_process_ends_the_others_and_all_resume(both, tmp_path, lost, told):
     with running(tmp_path, 2, "run", hang=(lost,)) as group:
         while not (tmp_path / "run" / "checkpoints" / "2").exists():
             assert all(process.poll() is None for process in group), group[0].communicate()
@@ -139,10 +146,9 @@ def test_a_killed_process_ends_the_others_and_all_resume(both, tmp_path, lost):
         os.kill(group[lost].pid, signal.SIGKILL)
         _, errors = group[1 - lost].communicate(timeout=100)
         assert group[1 - lost].returncode != 0
-    if lost == 1:  # process 0 holds the service by which processes know of each other
-        lines = [line for line in errors.splitlines() if line.startswith("error: ")]
-        assert len(lines) == 1, errors[-2000:]
-        assert "process 1 of 2 is lost or late · got no sign of life for 6.0 s" in lines[0]
+    lines = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, errors[-2000:]
+    assert told in lines[0]
     finish(tmp_path, 2, "run")
     folder = both[0]
     assert rows(tmp_path, "run") == [
@@ -168,10 +174,16 @@ def test_all_see_the_same_data_and_directory(tmp_path):
         assert not list(tmp_path.glob("*/run")) and not (tmp_path / "run").exists()
 
 
-def test_all_are_started_alike(tmp_path):
-    with running(tmp_path, 2, "run", slurm=True, only={1: ["--train.steps=5"]}) as group:
+@pytest.mark.parametrize(
+    "other, told",
+    [
+        ("--train.steps=5", "process 1 was started with other settings than process 0"),
+        ("--devices=cpu:1", "got process 0: 2, process 1: 1"),
+    ],
+)
+def test_all_are_started_alike(tmp_path, other, told):
+    with running(tmp_path, 2, "run", slurm=True, only={1: [other]}) as group:
         texts = [process.communicate(timeout=200)[1] for process in group]
     assert [process.returncode for process in group] == [2, 2], texts
-    for text in texts:
-        assert "process 1 was started with other settings than process 0" in text
+    assert all(told in text for text in texts), texts
     assert not (tmp_path / "run").exists()
