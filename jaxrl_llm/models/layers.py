@@ -68,6 +68,14 @@ def row_lengths(w: Float[Array, "... o i"]) -> Float[Array, "... o"]:
     return jnp.sqrt(jnp.sum(jnp.square(w), axis=-1))
 
 
+def stretch(
+    magnitude: Float[Array, "... o"], length: Float[Array, "... o"]
+) -> Float[Array, "... o"]:
+    """What brings rows to a magnitude: ``m / length``. A row of zeros has no direction and stays
+    one, as those of a missing layer in a pipeline."""
+    return magnitude / jnp.where(length == 0, 1.0, length)
+
+
 def product(rows: Float[Array, "m i"], w: Float[Array, "o i"] | Weight) -> Float[Array, "m o"]:
     """``rows @ w.T`` in ≥ float32, for an array [out, in] or a `Weight` of another form."""
     if isinstance(w, Weight):
@@ -93,7 +101,7 @@ def linear(
         out = out + w.scale * jnp.einsum("mr,or->mo", low, w.b.astype(wide))
         if w.magnitude is not None:
             length = row_lengths(lora_sum(jax.lax.stop_gradient(w))).astype(wide)
-            out = out * (w.magnitude.astype(wide) / length)[None, :]
+            out = out * stretch(w.magnitude.astype(wide), length)[None, :]
     if bias is not None:
         out = out + bias.astype(out.dtype)[None, :]
     return out.astype(x.dtype).reshape(*x.shape[:-1], out.shape[-1])

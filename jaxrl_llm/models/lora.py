@@ -24,7 +24,13 @@ from jaxtyping import Array, PRNGKeyArray
 
 from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.layers import LoraWeight, accumulation_dtype, lora_sum, row_lengths
+from jaxrl_llm.models.layers import (
+    LoraWeight,
+    accumulation_dtype,
+    lora_sum,
+    row_lengths,
+    stretch,
+)
 from jaxrl_llm.models.shapes import layer_shapes
 from jaxrl_llm.models.transformer import Params
 
@@ -143,7 +149,7 @@ def merge(params: Params, adapter: Adapter, lora: LoraConfig) -> Params:
 def _merged(w: LoraWeight) -> Array:
     whole = lora_sum(w)
     if w.magnitude is not None:
-        ratio = w.magnitude.astype(whole.dtype) / row_lengths(whole)
+        ratio = stretch(w.magnitude.astype(whole.dtype), row_lengths(whole))
         # Lengths are sums whose last bits depend on how they were compiled.
         same = jnp.abs(ratio - 1.0) <= 16 * jnp.finfo(whole.dtype).eps
         whole = whole * jnp.where(same, 1.0, ratio)[..., None]

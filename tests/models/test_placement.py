@@ -7,6 +7,7 @@ import functools
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -15,9 +16,10 @@ from tiny_model import tiny_model
 
 from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.models.axes import axis_sizes, layer_axes, tree_axes
-from jaxrl_llm.models.lora import LoraConfig, attach, init_adapter
+from jaxrl_llm.models.lora import LoraConfig, attach, init_adapter, merge
 from jaxrl_llm.models.placement import Placement
 from jaxrl_llm.models.shapes import layer_shapes
+from jaxrl_llm.models.transformer import forward
 from jaxrl_llm.sharding.mesh import MeshConfig
 from jaxrl_llm.sharding.pipeline import unstage_layers
 
@@ -133,6 +135,42 @@ def test_adapters_and_score_heads_have_axes():
     place = Placement.make(MeshConfig(data=1, fsdp=2, pipeline=2, tensor=2), config)
     q = place.put(adapter)["q"]
     assert math.prod(q["b"].sharding.shard_shape(q["b"].shape)) * 4 == q["b"].size
+
+
+def test_the_adapter_of_a_missing_layer_is_nothing():
+    """Three layers in two stages of two: the fourth one's rows are as long as its magnitudes, 0."""
+    config, params = tiny_model(**WIDE | {"num_layers": 3})
+    lora = LoraConfig(rank=2, dora=True)
+    adapter = init_adapter(config, lora, jax.random.key(0), params)
+    draw = np.random.default_rng(1)
+    for parts in adapter.values():
+        parts["b"] = jnp.asarray(0.1 * draw.standard_normal(parts["b"].shape), jnp.float32)
+    tokens = draw.integers(0, 256, (4, 8)).astype(np.int32)
+    rows = tokens, np.tile(np.arange(8, dtype=np.int32), (4, 1)), np.ones_like(tokens)
+    rows = jax.tree.map(jnp.asarray, rows)
+    weights = draw.standard_normal((4, 8, config.hidden_size)).astype(np.float32)
+
+    def gradients(model):
+        def loss(adapter, params):
+            return jnp.sum(weights * forward(attach(params, adapter, lora), model, *rows))
+
+        return jax.value_and_grad(loss)
+
+    expected, wanted = jax.jit(gradients(config))(adapter, params)
+    place = Placement.make(MeshConfig(data=1, pipeline=2), config, jax.devices()[:2])
+    placed = place.put(adapter), place.put(params)
+    found, grads = place.jit(gradients(place.model))(*placed)
+    assert abs(found - expected) <= 1e-5 * abs(expected)
+    for leaf in jax.tree.leaves(grads):
+        assert np.isfinite(leaf).all()
+    for one, other in zip(
+        jax.tree.leaves(wanted), jax.tree.leaves(place.take(grads)), strict=True
+    ):
+        assert np.abs(one).max() > 0
+        assert np.abs(one - other).max() <= 1e-5 * np.abs(one).max()
+    merged = place.jit(functools.partial(merge, lora=lora))(placed[1], placed[0])
+    for leaf in jax.tree.leaves(merged):
+        assert np.isfinite(leaf).all()
 
 
 def test_what_the_mesh_does_not_divide_stays_whole():
