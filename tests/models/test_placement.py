@@ -163,9 +163,7 @@ def test_the_adapter_of_a_missing_layer_is_nothing():
     assert abs(found - expected) <= 1e-5 * abs(expected)
     for leaf in jax.tree.leaves(grads):
         assert np.isfinite(leaf).all()
-    for one, other in zip(
-        jax.tree.leaves(wanted), jax.tree.leaves(place.take(grads)), strict=True
-    ):
+    for one, other in zip(jax.tree.leaves(wanted), jax.tree.leaves(place.take(grads)), strict=True):
         assert np.abs(one).max() > 0
         assert np.abs(one - other).max() <= 1e-5 * np.abs(one).max()
     merged = place.jit(functools.partial(merge, lora=lora))(placed[1], placed[0])
