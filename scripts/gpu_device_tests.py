@@ -193,7 +193,7 @@ def test_row_kernels() -> str:
     allowed = causal_segments(positions[None].repeat(2, axis=0), segments, None)
 
     def outcome(name: str, dtype: str):
-        config = ModelConfig(**shape, attention_backend=name)
+        config = ModelConfig(**shape, attention_backend=name, attention_scale=0.2)
         draw = lambda seed, heads: jax.random.normal(  # noqa: E731 - short
             jax.random.key(seed), (2, 300, heads, 64), jnp.dtype(dtype)
         )

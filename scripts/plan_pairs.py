@@ -14,10 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
+import sys
 
 import jax
 
 from jaxrl_llm.algorithms.presets import AlgoConfig
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.hf_config import config_from_hf
 from jaxrl_llm.plan.compile import compile_programs
@@ -52,6 +54,18 @@ PAIRS: dict[str, tuple[str, str, dict, dict]] = {
         "v5p:4x4x4",
         {"data": 4, "fsdp": 16},
         {"micro": 64, "width": 1152, "targets": 768},
+    ),
+    "llama-pipeline": (
+        "meta-llama/Llama-3.2-1B",
+        EIGHT,
+        {"data": 1, "fsdp": 4, "pipeline": 2},
+        {},
+    ),
+    "llama-rounds": (
+        "meta-llama/Llama-3.2-1B",
+        EIGHT,
+        {"data": 2, "pipeline": 4, "rounds": 2},
+        {"remat": False},
     ),
     "qwen3-fsdp": ("Qwen/Qwen3-8B", EIGHT, {"data": 2, "fsdp": 4}, {}),
     "qwen3-tensor": (
@@ -130,8 +144,8 @@ def show(name: str, pair: dict) -> None:
     """A row of the table in Markdown, and the terms of the estimate."""
     layout, load = MeshConfig(**pair["mesh"]), make_load(public(pair["model"]), pair["sizes"])
     memory, peak, flops = plan_memory(load, layout), pair["peak"], pair["flops"]
-    ours, computed = update_peak(memory), load.update_passes[-1].computed_flops
-    computed /= layout.data * layout.fsdp * layout.tensor
+    ours, computed = update_peak(memory), load.update_passes[-1].computed_flops(layout)
+    computed /= layout.data * layout.copy_devices
     print(
         f"| {name} | {peak / 2**30:.2f} | {ours / 2**30:.2f} | {ours / peak - 1:+.1%} "
         f"| {flops / 1e12:.2f} | {computed / 1e12:.2f} | {computed / flops - 1:+.1%} |",
@@ -145,4 +159,7 @@ def update_peak(memory: Memory) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"error: {error}")

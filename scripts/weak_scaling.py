@@ -16,10 +16,12 @@ import argparse
 import dataclasses
 import json
 import pathlib
+import sys
 
 import jax
 from plan_pairs import make_load, public
 
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.plan.compile import Compiled, compile_programs
 from jaxrl_llm.plan.hardware import parse_topology
@@ -100,4 +102,7 @@ def show(known: dict) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"error: {error}")

@@ -87,11 +87,21 @@ class StoredConfig:
         return store
 
     def open(self, steps: int, run: RunIdentity) -> RolloutStore:
-        """The folder to read from: every step of the run, all of one run, of the same model and
-        sampler as this one's.
+        """The folder to read from, of the same model and sampler as this run's.
 
         Raises:
-            DataError: a step is missing, or was made otherwise.
+            DataError: as `complete`, or it was made otherwise.
+        """
+        store, first = self.complete(steps)
+        _check_made_alike(str(self.read), first, dataclasses.asdict(run))
+        return store
+
+    def complete(self, steps: int) -> tuple[RolloutStore, dict[str, Any]]:
+        """The folder to read from, which holds every step of the run, all of one run, and what is
+        said of that one.
+
+        Raises:
+            DataError: a step is missing, or they are of several runs.
         """
         assert self.read is not None
         store = RolloutStore(self.read)
@@ -112,8 +122,7 @@ class StoredConfig:
                     got=f"steps 1 and {step} of different ones",
                     hint="another folder",
                 )
-        _check_made_alike(self.read, first or {}, dataclasses.asdict(run))
-        return store
+        return store, first or {}
 
 
 def _check_made_alike(folder: str, found: Mapping[str, Any], ours: Mapping[str, Any]) -> None:

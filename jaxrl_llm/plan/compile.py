@@ -142,6 +142,9 @@ def compile_programs(
         child.kill()
         out, err = child.communicate()
         late = True
+    finally:  # an interrupted plan leaves no compiler behind
+        child.kill()
+        child.wait()
     lines = [line[5:] for line in out.decode().splitlines() if line.startswith("PLAN ")]
     done = [_compiled(json.loads(line)) for line in lines]
     if late:

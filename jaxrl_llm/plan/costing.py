@@ -16,11 +16,12 @@ from jaxrl_llm.plan.estimate import (
     mfu_range,
     sampler_phase,
 )
-from jaxrl_llm.plan.flops import Pass
+from jaxrl_llm.plan.flops import Pass, stage_layers
 from jaxrl_llm.plan.hardware import Topology
 from jaxrl_llm.plan.memory import ALONE, sampler_share, sampler_weights, tree_bytes
 from jaxrl_llm.plan.workload import Workload
 from jaxrl_llm.sharding.mesh import AXES, ROW_AXES, MeshConfig
+from jaxrl_llm.sharding.pipeline import ticks
 
 
 def make_bill(
@@ -57,17 +58,10 @@ def make_bill(
 def row_phase(
     part: Pass, load: Workload, topology: Topology, layout: MeshConfig, mfu: Range
 ) -> Phase:
-    """A pass over rows, and at least the time in which the chips exchange what it needs.
-
-    In a pipeline of p stages, m micro-batches and v rounds each device works v·m of v·m + p − 1
-    times (https://arxiv.org/abs/2104.04473, section 2.2).
-    """
-    works = layout.rounds * layout.in_flight
-    busy = works / (works + layout.pipeline - 1)
-    mfu = (mfu[0] * busy, mfu[1] * busy)
+    """A pass over rows, and at least the time in which the chips exchange what it needs."""
     phase = compute_phase(
         part.name,
-        computed=part.computed_flops,
+        computed=part.computed_flops(layout),
         needed=part.model_flops,
         devices=topology.devices,
         chip=topology.chip,
@@ -94,7 +88,7 @@ def axis_rate(axis: str, topology: Topology, layout: MeshConfig) -> float:
     chip = topology.chip
     link = chip.device_link_bandwidth / 2.0
     inner = math.prod(getattr(layout, name) for name in AXES[AXES.index(axis) + 1 :])
-    in_host = chip.chips_per_host * chip.devices_per_chip
+    in_host = topology.host_devices
     leaves = topology.hosts > 1 and in_host % (inner * getattr(layout, axis)) != 0
     if chip.network is None or not leaves:
         return link
@@ -111,20 +105,37 @@ def exchanged_by_axis(load: Workload, layout: MeshConfig, *, learns: bool) -> di
     """Bytes that a device receives during a micro-batch, along each axis.
 
     Weights split over `fsdp` are gathered once forward and once backward, gradients summed over
-    `data` and `fsdp`; `tensor` sums the residual stream twice a layer, and twice again backward.
+    `data` and `fsdp`; `tensor` sums the residual stream twice a layer, and twice again backward. A
+    stage of a pipeline does that in each of its ticks, and is computed forward once more; what it
+    hands on goes over the links, and at the end the sum over stages of what all have.
     """
     size, model = load.itemsize, load.model
-    split = tree_bytes(model, MeshConfig(data=1, tensor=layout.tensor), "parameters", size)
+    alone = MeshConfig(data=1, tensor=layout.tensor)
+    layers = tree_bytes(model, alone, "parameters", size, layers_only=True)
+    others = tree_bytes(model, alone, "parameters", size) - layers
+    often, depth, forwards = 1, model.num_layers, 1 + (learns and load.remat)
+    if layout.pipeline > 1:
+        often = ticks(layout.in_flight, layout.pipeline, layout.rounds)
+        depth = stage_layers(model, layout) // layout.rounds  # of one round
+        layers *= depth / model.num_layers
+        forwards += learns
+    tokens = load.micro * load.width / (layout.data * layout.fsdp)
+    stream = tokens * model.hidden_size * size
     total = {}
     if layout.fsdp > 1:
-        total["fsdp"] = split * (3 if learns else 1) * (layout.fsdp - 1) / layout.fsdp
+        again = layout.pipeline > 1  # once for the tick, once for its layers
+        whole = (3 + again if learns else 1) * often * layers + (3 if learns else 1) * others
+        total["fsdp"] = whole * (layout.fsdp - 1) / layout.fsdp
     if layout.data > 1 and learns:
-        total["data"] = 2 * split / layout.fsdp * (layout.data - 1) / layout.data
+        whole = 2 * (often * layers + others) / layout.fsdp
+        total["data"] = whole * (layout.data - 1) / layout.data
     if layout.tensor > 1:
-        tokens = load.micro * load.width / (layout.data * layout.fsdp)
-        sums = 2 * model.num_layers / layout.pipeline * (3 if learns and load.remat else 1 + learns)
         share = 2 * (layout.tensor - 1) / layout.tensor
-        total["tensor"] = sums * share * tokens * model.hidden_size * size
+        sums = 2 * depth * often * (forwards + learns)
+        total["tensor"] = sums * share * stream / layout.in_flight
+    if layout.pipeline > 1:
+        handed = often * (3 if learns else 1) / layout.in_flight
+        total["pipeline"] = stream * (handed + 2 * (layout.pipeline - 1) / layout.pipeline)
     return total
 
 

@@ -17,9 +17,13 @@ from typing import Literal
 from jaxrl_llm.models.attention import QUERIES, keys_read
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.heads import VOCAB_CHUNK
+from jaxrl_llm.sharding.mesh import MeshConfig
+from jaxrl_llm.sharding.pipeline import ticks
 from jaxrl_llm.types import Reach
 
 Kind = Literal["decode", "forward", "update"]
+
+ALONE = MeshConfig(data=1)
 
 # How often a forward pass's FLOPs each kind of pass takes.
 TIMES: dict[str, float] = {"decode": 1.0, "forward": 1.0, "update": 3.0}
@@ -94,9 +98,10 @@ class Pass:
         """FLOPs that the method needs; what a utilisation (MFU) counts."""
         return TIMES[self.kind] * self.tokens * self.model.flops_per_token(self.context)
 
-    @property
-    def computed_flops(self) -> float:
-        """FLOPs that the programs compute: all places and keys, layers again under `remat`."""
+    def computed_flops(self, layout: MeshConfig = ALONE) -> float:
+        """FLOPs that the programs compute on all devices of a mesh: all places and keys, layers
+        again under `remat`; in a pipeline once more than that, with the ticks in which a stage has
+        nothing to do and the layers that fill up the stages."""
         model = self.model
         head = 2.0 * model.vocab_size * model.hidden_size
         attention = plain_flops(model, keys_read(self.width, self.reach)) - plain_flops(model, 0)
@@ -106,14 +111,25 @@ class Pass:
         again = self.width > QUERIES or not (self.remat or model.num_experts)
         if self.kind == "update" and again:
             times += attention / 2  # scores are formed again in the backward pass
-        if self.remat:
+        if self.kind == "update" and self.remat:
             times += layers - last_product_flops(model)
+        if layout.pipeline > 1:
+            if self.kind == "update":
+                times += layers
+            works = layout.rounds * layout.in_flight
+            times *= ticks(layout.in_flight, layout.pipeline, layout.rounds) / works
+            times *= layout.pipeline * stage_layers(model, layout) / model.num_layers
         # The head works chunk by chunk, the last of which is moved back over rows done before; its
         # logits are formed again in the backward pass.
         chunk = min(VOCAB_CHUNK, model.vocab_size)
         head *= math.ceil(model.vocab_size / chunk) * chunk / model.vocab_size
         head_times = 4.0 if self.kind == "update" else 1.0
         return self.places * (times + head_times * self.head * head)
+
+
+def stage_layers(model: ModelConfig, layout: MeshConfig) -> int:
+    """Layers that a device holds: those of its stage in every round, with what fills them up."""
+    return layout.rounds * math.ceil(model.num_layers / (layout.pipeline * layout.rounds))
 
 
 def last_product_flops(model: ModelConfig) -> float:

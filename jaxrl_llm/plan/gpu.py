@@ -92,10 +92,7 @@ def target_config(chip: Chip) -> str:
 
 def grid(topology: Topology) -> str:
     """The topology as XLA names it: partitions × hosts × cards of a host."""
-    hosts = topology.hosts
-    if topology.chips % hosts:
-        hosts = 1
-    return f"1x{hosts}x{topology.chips // hosts}"
+    return f"1x{topology.hosts}x{topology.host_devices}"
 
 
 def _version(numbers: tuple[int, int, int]) -> str:

@@ -29,12 +29,13 @@ class Chip:
         memory_bandwidth: bytes/s between the chip and its memory.
         link_bandwidth: bytes/s of a chip's links to its neighbours, both directions together.
         chips_per_host: in the largest machine type; a smaller topology has one host.
+        sliced_host: chips of a host in a topology of several.
         price: list price on demand in a US region, USD for one chip and hour; None: not listed.
         source: where rate, memory and bandwidths come from.
         price_source: where the price comes from, and when it was read.
         devices_per_chip: what JAX calls a device is this part of a chip.
         shape: dimensions of a topology; 1 is a plain count.
-        most: chips of the largest slice; None: no limit.
+        most: chips of the largest slice, or that are planned for; None: no limit.
         network: bytes/s between hosts, a chip's part, both directions together; None: the links
             reach all chips of a topology.
         float32: rate of float32 products by JAX's default, as a part of `flops`: TF32 on a GPU,
@@ -56,6 +57,7 @@ class Chip:
     most: int | None = None
     network: int | float | None = None
     float32: float = 1.0
+    sliced_host: int | None = None
 
     def rate(self, dtype: str) -> float:
         """FLOP/s of the chip in a dtype."""
@@ -119,7 +121,9 @@ class Topology:
 
     @property
     def hosts(self) -> int:
-        return -(-self.chips // self.chip.chips_per_host)
+        if self.chips <= self.chip.chips_per_host:
+            return 1
+        return self.chips // (self.chip.sliced_host or self.chip.chips_per_host)
 
 
 def parse_topology(text: str) -> Topology:
@@ -144,6 +148,8 @@ def parse_topology(text: str) -> Topology:
         raise ConfigError(
             f"a topology of {name} needs its shape", got=text, expected=f"{name}:{example}"
         )
+    if max(map(len, parts)) > _DIGITS:
+        raise ConfigError(f"{name} does not come in this size", expected=f"{name}:{example}")
     shape = tuple(int(part) for part in parts)
     allowed = _SHAPES[chip.shape]
     if not allowed(shape):
@@ -155,10 +161,18 @@ def parse_topology(text: str) -> Topology:
         )
     if chip.most is not None and math.prod(shape) > chip.most:
         raise ConfigError(
-            f"beyond the largest slice of {name}",
+            f"beyond the most of {name} that are planned for",
             got=f"{text} ({math.prod(shape)} chips)",
             expected=f"at most {chip.most} chips",
             hint=f"{name}:{_nearest(chip.most, chip.shape)}",
+        )
+    whole = chip.sliced_host or chip.chips_per_host
+    if math.prod(shape) > chip.chips_per_host and math.prod(shape) % whole:
+        raise ConfigError(
+            f"several hosts of {name} are whole hosts",
+            got=f"{text} ({math.prod(shape)} chips)",
+            expected=f"at most {chip.chips_per_host}, or a multiple of {whole}",
+            hint=f"{name}:{math.prod(shape) // whole * whole}",
         )
     return Topology(chip, shape)
 
@@ -182,12 +196,13 @@ def _is_3d(shape: tuple[int, ...]) -> bool:
 def _nearest(chips: int, dimensions: int) -> str:
     """The shape whose number of chips is nearest."""
     if dimensions == 1:
-        return "1"
+        return str(max(chips, 1))
     shapes = _SLICES_2D if dimensions == 2 else (*_SMALL_3D, *_CUBES_3D)
     best = min(shapes, key=lambda s: abs(math.log(math.prod(s)) - math.log(max(chips, 1))))
     return "x".join(map(str, best))
 
 
+_DIGITS = 6  # of a count, at most
 _SLICES_2D = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 _SMALL_3D = ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
 _CUBES_3D = ((4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8), (8, 8, 16), (8, 16, 16), (16, 16, 16),
@@ -216,7 +231,7 @@ def _gpu(
     """Args: host_gbits: Gbit/s of the price's machine of eight to others, each direction."""
     sizes = {"flops": tflops * 1e12, "memory": memory, "memory_bandwidth": bandwidth * GB}
     sizes |= {"link_bandwidth": links * GB, "network": 2 * host_gbits * GB / 8 / 8}
-    return Chip(name, "cuda", **sizes, chips_per_host=8, float32=0.5, **rest)
+    return Chip(name, "cuda", **sizes, chips_per_host=8, float32=0.5, most=1 << 14, **rest)
 
 
 # Networks of the prices' machines (EFA), Gbit/s: unlike the prices, not read again in 2026-11.
@@ -229,11 +244,11 @@ CHIPS: dict[str, Chip] = {
         _tpu("v4", 275, 32 * GIB, 1200, 600, chips_per_host=4, price=3.22,
              price_source=_TPU_PRICE, shape=3, most=4096,
              and_source="; links: not on that page, assumed half of v5p's"),
-        _tpu("v5e", 197, 16 * GIB, 819, 400, chips_per_host=8, price=1.20,
+        _tpu("v5e", 197, 16 * GIB, 819, 400, chips_per_host=8, sliced_host=4, price=1.20,
              price_source=_TPU_PRICE, shape=2),
         _tpu("v5p", 459, 95 * GIB, 2765, 1200, chips_per_host=4, price=4.20,
              price_source=_TPU_PRICE, shape=3, most=6144),
-        _tpu("v6e", 918, 32 * GIB, 1638, 800, chips_per_host=8, price=2.70,
+        _tpu("v6e", 918, 32 * GIB, 1638, 800, chips_per_host=8, sliced_host=4, price=2.70,
              price_source=_TPU_PRICE, shape=2),
         _tpu("tpu7x", 2307, 192 * GIB, 7380, 1200, chips_per_host=4, price=None,
              price_source="no list price was found", shape=3, devices_per_chip=2,
@@ -253,7 +268,8 @@ CHIPS: dict[str, Chip] = {
              price_source=_AWS_PRICE.format("p6-b200.48xlarge")),
         # A stand-in for tests and laptops: rates of two cores of a server, measured once.
         Chip("cpu", "cpu", 0.15e12, 8 * GIB, 20 * GB, 20 * GB, 1 << 20, 0.0,
-             "measured: bfloat16 products and memory reads of two AVX-512 cores", "own machine"),
+             "measured: bfloat16 products and memory reads of two AVX-512 cores", "own machine",
+             most=1024),
     )
 }  # fmt: skip
 

@@ -24,10 +24,12 @@ from jaxrl_llm.models.axes import axis_sizes, tree_axes
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.heads import VOCAB_CHUNK
 from jaxrl_llm.models.transformer import abstract_params
+from jaxrl_llm.plan.flops import stage_layers
 from jaxrl_llm.plan.workload import ITEMSIZE, Workload
 from jaxrl_llm.rollout.engines import engine_share
 from jaxrl_llm.rollout.settings import EngineConfig, default_pool
 from jaxrl_llm.sharding.mesh import AXES, MeshConfig
+from jaxrl_llm.sharding.pipeline import ticks
 from jaxrl_llm.sharding.rules import ZERO, Kind, mesh_axes
 
 WIDE = 4  # bytes of a float32
@@ -124,7 +126,7 @@ def tree_bytes(
 ) -> float:
     """Bytes of arrays of all parameters' shapes on one device of a mesh, or of all layers'."""
     params = abstract_params(model, jnp.float32)
-    mesh = abstract_mesh(layout)
+    mesh = abstract_mesh(dataclasses.replace(layout, pipeline=1))
     sizes, split_fsdp = axis_sizes(model), kind in ZERO[layout.zero]
 
     def leaf(x, axes):
@@ -134,10 +136,8 @@ def tree_bytes(
 
     leaves = jax.tree.map(leaf, params, tree_axes(params, model))
     layers = sum(leaves.pop("layers").values())
-    stages = layout.pipeline
-    held = math.ceil(model.num_layers / stages) / model.num_layers  # the fullest stage
     others = 0.0 if layers_only else sum(leaves.values())
-    return itemsize * (others + layers * held)
+    return itemsize * (others + layers * stage_layers(model, layout) / model.num_layers)
 
 
 def abstract_mesh(layout: MeshConfig) -> AbstractMesh:
@@ -194,16 +194,21 @@ def update_phases(load: Workload, layout: MeshConfig) -> dict[str, dict[str, flo
 
     In the head's phase the layers keep what they need for their backward pass; in the layers'
     phase new gradients of all layers lie beside that, and the work of one; the embedding comes
-    last. The head's gradient, in float32, waits for them all.
+    last. The head's gradient, in float32, waits for them all. A pipeline keeps what its stage
+    begins with in each tick, and computes one tick's layers again at a time.
     """
     model, size = load.model, load.itemsize
-    layers = math.ceil(model.num_layers / layout.pipeline)
     tokens = load.micro * load.width / (layout.data * layout.fsdp)
-    each = size * model.hidden_size  # a token's residual stream
+    each = stream = size * model.hidden_size  # a token's residual stream
     if not load.remat:
         each = kept_per_token(model, load.width, size, layout.tensor)
     sums = {"gradient sums": tree_bytes(model, layout, "gradients", WIDE)}
-    kept = {"activations": layers * tokens * each}
+    kept, tick = {"activations": model.num_layers * tokens * each}, {}
+    if layout.pipeline > 1:
+        runs = ticks(layout.in_flight, layout.pipeline, layout.rounds)
+        kept = {"activations": (runs / layout.in_flight + 1) * tokens * stream}
+        depth = stage_layers(model, layout) / layout.rounds
+        tick = {"activations of a tick": depth * tokens / layout.in_flight * each}
     table = model.vocab_size * model.hidden_size / _parts(model.vocab_size, layout.tensor)
     head_grad = {"gradient of the head": table * WIDE / layout.fsdp}
     new = {"new gradients": tree_bytes(model, layout, "gradients", size, layers_only=True)}
@@ -211,8 +216,10 @@ def update_phases(load: Workload, layout: MeshConfig) -> dict[str, dict[str, flo
     # Products give gradients in float32. Over `data` alone those of a layer are summed whole.
     summed = {"a layer's gradients": _layer_bytes(model, WIDE) / layout.tensor}
     summed = summed if layout.data > 1 and not gathers else {}
-    # Summed over devices whole, then split: the sum is another array.
-    embedding = table * size * (2 if layout.data * layout.fsdp > 1 else 1)
+    # Summed over devices whole, then split: the sum is another array. Behind a pipeline the TPU's
+    # compiler splits it over `fsdp` as it sums.
+    summed_whole = 1 / layout.fsdp if layout.pipeline > 1 else 1.0
+    embedding = table * size * (1 + summed_whole * (layout.data * layout.fsdp > 1))
     return {
         "output head": sums
         | kept
@@ -222,6 +229,7 @@ def update_phases(load: Workload, layout: MeshConfig) -> dict[str, dict[str, flo
         | kept
         | head_grad
         | new
+        | tick
         | summed
         | {
             "work of a layer": layer_bytes(load, layout),
@@ -241,7 +249,7 @@ def layer_bytes(load: Workload, layout: MeshConfig) -> float:
     scores of one block of queries, with their softmax and its gradient.
     """
     model, size, tensor = load.model, load.itemsize, layout.tensor
-    rows = load.micro / (layout.data * layout.fsdp)
+    rows = load.micro / (layout.data * layout.fsdp * layout.in_flight)
     tokens = rows * load.width
     f = model.intermediate_size
     if model.num_experts:

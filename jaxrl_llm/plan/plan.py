@@ -20,6 +20,7 @@ from jaxrl_llm.plan.search import Candidate, sampler_layout, search
 from jaxrl_llm.plan.verdict import Verdict, judge
 from jaxrl_llm.plan.workload import Workload, check_whole, layout_of, make_workload
 from jaxrl_llm.sharding.mesh import MeshConfig
+from jaxrl_llm.trainers.offload import check_offload
 from jaxrl_llm.trainers.settings import RLConfig
 
 BEST_FEW = 3  # meshes of a search that the compiler looks at
@@ -76,6 +77,7 @@ def make_plan(
     Raises:
         ConfigError: the mesh fits neither the chips nor the model.
     """
+    _check_chip(config, topology)
     if layout is None:
         layout = layout_of(config, model, topology.devices)
     if sampler is None:
@@ -131,14 +133,26 @@ def find_meshes(
         ConfigError: none divides the model.
     """
     check_whole(config)
+    _check_chip(config, topology)
     make, given = functools.partial(make_workload, config, model), None
     wanted = wanted_sampler(config, topology, options)
     if wanted is not None:
         given = sampler_layout(wanted, model, topology)
     found = search(make, model, topology, given, config.mesh)
     if not found:
-        raise ConfigError("no mesh of these chips divides the model", got=topology)
+        stages = config.mesh.pipeline
+        raise ConfigError(
+            "no mesh of these chips divides the model",
+            got=f"{topology}" + (f" with --mesh.pipeline={stages}" if stages > 1 else ""),
+            hint="leave out --mesh.pipeline" if stages > 1 else "other chips",
+        )
     return found
+
+
+def _check_chip(config: Any, topology: Topology) -> None:
+    """Raises ConfigError where training would refuse the config on such chips."""
+    if isinstance(config, RLConfig) and config.train.offload:
+        check_offload(topology.chip.kind)
 
 
 def plan_best(

@@ -47,7 +47,14 @@ def sampler_layout(
     check_layout(given, name)
     devices = topology.host_devices
     if given.devices is not None:
-        devices = min(given.devices[1], devices - given.devices[0])
+        first, count = given.devices
+        if first + count > devices:
+            raise ConfigError(
+                f"{name}.devices goes beyond the devices of a host of the topology",
+                got=f"{count} from device {first} on, of {devices}",
+                hint=f"leave out --{name}.devices",
+            )
+        devices = count
     data = devices // given.tensor if given.data == -1 else given.data
     whole = given.data != -1 or data * given.tensor == devices
     if data < 1 or data * given.tensor > devices or not whole:
@@ -56,9 +63,8 @@ def sampler_layout(
             got=f"data {given.data} × tensor {given.tensor} on {devices} devices",
             hint=f"--{name}.data=-1 --{name}.tensor=1",
         )
-    layout = MeshConfig(data=data, tensor=given.tensor)
-    check_fit(layout, model, devices, name)
-    return layout
+    check_fit(MeshConfig(data=given.data, tensor=given.tensor), model, devices, name)
+    return MeshConfig(data=data, tensor=given.tensor)
 
 
 def choose_sampler(load: Workload, topology: Topology, layout: MeshConfig) -> MeshConfig:

@@ -103,7 +103,7 @@ def _head(
     if load.sampler is not None:
         copies, tensor = sampler.data * topology.hosts, sampler.tensor
         yield (
-            f"sampler    {load.sequences} completions of up to {load.new_tokens} tokens; "
+            f"sampler    {load.sequences} completions of {load.new_tokens} tokens, the most; "
             f"{copies} cop{'ies' if copies > 1 else 'y'} over {tensor} "
             f"device{'s' * (tensor > 1)} each"
         )

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one step of a run does, in plain values: sizes of rows, passes, models and caches.
 
-Every prompt and completion is taken to be as long as it may be: that is what has to fit. How much
-of that is used on average (`Workload.filled`) is a guess that only time and money depend on.
+Every prompt and completion is taken to be as long as it may be: that is what has to fit, and what
+time and money are counted of.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jaxrl_llm.trainers.build import engine_config, total_updates
 from jaxrl_llm.trainers.build_supervised import check_context, check_micro_batch
 from jaxrl_llm.trainers.dry_run import longest_samples
 from jaxrl_llm.trainers.optimizers import OptimizerConfig
-from jaxrl_llm.trainers.roles import row_planner
+from jaxrl_llm.trainers.roles import check_microbatches, row_planner
 from jaxrl_llm.trainers.settings import (
     RLConfig,
     counting_rewards,
@@ -158,6 +158,13 @@ def make_workload(config: Any, model: ModelConfig, layout: MeshConfig) -> Worklo
 def _rl_workload(config: RLConfig, model: ModelConfig, layout: MeshConfig) -> Workload:
     _check_no_adapter(config)
     _check_one_mesh(config)
+    if config.rollouts.read is not None:
+        raise ConfigError(
+            "runs that read stored rollouts are not planned: their steps sample nothing",
+            got=f"rollouts.read={config.rollouts.read}",
+            hint="the same config without it, as an upper bound",
+        )
+    check_microbatches(config, layout, layout.data * layout.fsdp)
     sampler, train = config.sampler, config.train
     check_lengths((), None, sampler.max_new_tokens, model.max_position_embeddings)
     algorithm = resolve_algorithm(config)

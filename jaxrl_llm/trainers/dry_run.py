@@ -46,6 +46,8 @@ def dry_run(config: RLConfig) -> None:
     model_config, tokenizer = peek(config.model.path)
     model_config = with_backend(model_config, config.model)
     check_roles(config, model_config)
+    if config.rollouts.read is not None:
+        config.rollouts.complete(config.train.steps)
     place = Placement.make(config.mesh, model_config)
     train, heldout, _ = build_data(config, tokenizer, model_config, seed=config.train.seed or 0)
     stops = stop_ids(config.sampler.stop, tokenizer)

@@ -21,13 +21,13 @@ def to_devices(tree: Any) -> Any:
     return _moved(tree, "device")
 
 
-def check_offload() -> None:
+def check_offload(platform: str) -> None:
     """That devices have a memory of their own.
 
     Raises:
         ConfigError: they have not.
     """
-    if jax.default_backend() == "cpu":
+    if platform == "cpu":
         raise ConfigError(
             "train.offload has no effect on a CPU: its memory is the host's",
             hint="leave out --train.offload",

@@ -60,14 +60,7 @@ def build_passes(config: RLConfig, place: Placement, seed: int) -> Passes:
     """
     check_rows(place, config.model.dtype, shared=config.train.layout == "shared_prefix")
     check_pages(place, config)
-    samples = config.train.prompts_per_step * config.sampler.group_size // config.train.minibatches
-    if place.layout.microbatches is not None and place.row_multiple > samples:
-        raise ConfigError(
-            "a pipeline has more micro-batches than a batch has samples for them",
-            got=f"microbatches={place.layout.microbatches} of {row_parts(place.mesh)} rows, "
-            f"{samples} samples",
-            hint=f"at most {max(1, samples // row_parts(place.mesh))}",
-        )
+    check_microbatches(config, place.layout, row_parts(place.mesh))
     return Passes(
         put=place.put_rows,
         plan=row_planner(config, place.row_multiple),
@@ -78,6 +71,18 @@ def build_passes(config: RLConfig, place: Placement, seed: int) -> Passes:
     )
 
 
+def check_microbatches(config: RLConfig, layout: MeshConfig, parts: int) -> None:
+    """Raises ConfigError if a batch has fewer samples than there are rows at a time, of which the
+    mesh has so many parts, in the micro-batches that its pipeline was given."""
+    samples = config.train.prompts_per_step * config.sampler.group_size // config.train.minibatches
+    if layout.microbatches is not None and layout.microbatches * parts > samples:
+        raise ConfigError(
+            "a pipeline has more micro-batches than a batch has samples for them",
+            got=f"microbatches={layout.microbatches} of {parts} rows, {samples} samples",
+            hint=f"at most {max(1, samples // parts)}",
+        )
+
+
 def check_roles(config: RLConfig, model_config: ModelConfig) -> None:
     """Refuses, before any weights are read, what the roles of a run can't be built with.
 
@@ -86,7 +91,7 @@ def check_roles(config: RLConfig, model_config: ModelConfig) -> None:
             can't serve, a reference's mesh or an offload without effect.
     """
     if config.train.offload:
-        check_offload()
+        check_offload(jax.default_backend())
     algorithm = resolve_algorithm(config)
     build_passes(config, Placement.make(config.mesh, model_config), 0)
     if config.ref_mesh is not None:

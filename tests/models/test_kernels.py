@@ -202,22 +202,36 @@ def test_kernels_run_on_each_devices_own_rows_and_heads():
 
 
 def interpreted(monkeypatch, platform):
-    """Kernels of a platform run here, interpreted."""
+    """Kernels of a platform run here, interpreted; of cuDNN's, what it is told."""
     monkeypatch.setattr(choice, "current_platform", lambda: platform)
-    monkeypatch.setattr(
-        rows, "splash_attention", functools.partial(splash_attention, interpret=True)
-    )
+    for name, kernel, how in (
+        ("splash_attention", splash_attention, {"interpret": True}),
+        ("triton_rows", triton_rows, {"interpret": True}),
+        ("cudnn_attention", cudnn_attention, {"implementation": "xla"}),
+    ):
+        monkeypatch.setattr(rows, name, functools.partial(kernel, **how))
     kernels = {name: functools.partial(kernel, interpret=True) for name, kernel in PAGES.items()}
     monkeypatch.setattr(pages, "PAGE_KERNELS", kernels)
 
 
-@pytest.mark.parametrize("meshed", [False, True])
+WINDOWS = {"sliding_window": 8, "window_layers": (True, False)}
+
+
+@pytest.mark.parametrize(
+    ("platform", "name", "traits", "meshed"),
+    [
+        ("tpu", "splash", WINDOWS | {"attention_softcap": 5.0}, False),
+        ("tpu", "splash", WINDOWS | {"attention_softcap": 5.0}, True),
+        ("gpu", "cudnn", WINDOWS, False),
+        ("gpu", "triton", {}, False),
+    ],
+    ids=str,
+)
 def test_a_decoder_of_unlike_layers_by_kernels_is_the_same_decoder(
-    tiny_config, tiny_params, monkeypatch, meshed
+    tiny_config, tiny_params, monkeypatch, platform, name, traits, meshed
 ):
-    """A windowed layer and one that sees all, a soft cap, layers computed again."""
-    traits = {"sliding_window": 8, "window_layers": (True, False), "attention_softcap": 5.0}
-    config = dataclasses.replace(tiny_config, **traits)
+    """A windowed layer and one that sees all, a soft cap, a scale, layers computed again."""
+    config = dataclasses.replace(tiny_config, attention_scale=0.4, **traits)
     positions, segments = (jnp.concatenate([x, x]) for x in packed_rows(40))
     tokens = jax.random.randint(jax.random.key(0), positions.shape, 0, config.vocab_size)
 
@@ -230,8 +244,10 @@ def test_a_decoder_of_unlike_layers_by_kernels_is_the_same_decoder(
     with jax.set_mesh(mesh):
         grad = jax.jit(jax.value_and_grad(run), static_argnums=1)
         want = grad(tiny_params, "xla")
-        interpreted(monkeypatch, "tpu")
-        got = grad(tiny_params, "splash")
+        interpreted(monkeypatch, platform)
+        # What a device would refuse is no matter here.
+        monkeypatch.setitem(choice._ROWS, name, lambda case: iter(()))
+        got = grad(tiny_params, name)
     np.testing.assert_allclose(got[0], want[0], rtol=1e-5)
     for a, b in zip(*map(jax.tree.leaves, (got[1], want[1])), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.max(jnp.abs(b))))

@@ -10,7 +10,9 @@ import pytest
 from plan_loads import LLAMA, workload
 
 from jaxrl_llm.plan.compile import NotCompiled, check_compiler, compile_programs
+from jaxrl_llm.plan.costing import exchanged_by_axis
 from jaxrl_llm.plan.hardware import parse_topology
+from jaxrl_llm.plan.memory import tree_bytes
 from jaxrl_llm.sharding.mesh import MeshConfig
 
 
@@ -20,17 +22,23 @@ def test_gpus_that_are_not_there_are_not_pretended(monkeypatch):
         check_compiler(parse_topology("h100:8"))
 
 
-def test_an_update_compiled_over_eight_devices():
-    load = workload(LLAMA, dtype="float32")
-    layout = MeshConfig(data=2, fsdp=2, tensor=2)
+@pytest.mark.parametrize("axis", ["tensor", "pipeline"])
+def test_an_update_compiled_over_eight_devices(axis):
+    load = workload(LLAMA, dtype="float32", micro=16)
+    layout = MeshConfig(data=2, fsdp=2, **{axis: 2})
     (update,) = compile_programs(load, parse_topology("cpu:8"), layout, only=("update",))
     assert update.error is None
     (part,) = (p for p in load.update_passes if p.kind == "update")
     micro_batches = load.rows / load.micro  # one of them is a run of the program
-    assert update.flops == pytest.approx(part.computed_flops / micro_batches / 8, rel=0.05)
-    assert "all-gather" in update.collectives
-    params = 4 * LLAMA.num_params / 4  # over fsdp and tensor
+    assert update.flops == pytest.approx(part.computed_flops(layout) / micro_batches / 8, rel=0.05)
+    params = tree_bytes(LLAMA, layout, "parameters", 4)
     assert update.arguments == pytest.approx(2 * params, rel=0.1)  # and the gradient sums
+    if axis == "pipeline":  # a stage's weights in every tick, three times; half is its own
+        exchanged = exchanged_by_axis(load, layout, learns=True)["fsdp"]
+        layers = tree_bytes(LLAMA, MeshConfig(data=1), "parameters", 4, layers_only=True)
+        sums = (5 * layers / 2 + (4 * LLAMA.num_params - layers)) / 2
+        gathered = update.collectives["all-gather"][1] / 2
+        assert gathered == pytest.approx(exchanged - sums, rel=0.1)
 
 
 @pytest.mark.full

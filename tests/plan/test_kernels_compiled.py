@@ -93,7 +93,7 @@ def test_every_gpu_of_the_table_is_described_for_the_compiler():
             assert f"device_memory_size: {chip.memory}\n" in text
             assert text.count("{") == text.count("}") == 4
     assert "core_count: 132\n" in target_config(CHIPS["h200"])
-    grids = {"h100:1": "1x1x1", "h100:8": "1x1x8", "h100:16": "1x2x8", "h100:12": "1x2x6"}
+    grids = {"h100:1": "1x1x1", "h100:8": "1x1x8", "h100:16": "1x2x8", "h100:4": "1x1x4"}
     assert {name: grid(parse_topology(name)) for name in grids} == grids
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import pytest
 from plan_loads import FAMILIES, LLAMA, public, workload
 
+from jaxrl_llm.models.placement import Placement
+from jaxrl_llm.models.transformer import abstract_params
 from jaxrl_llm.plan.hardware import CHIPS, parse_topology
 from jaxrl_llm.plan.memory import (
     ALONE,
@@ -69,6 +73,25 @@ def test_layers_that_are_computed_again_keep_their_input_alone():
     )
     more = plan_memory(workload(LLAMA, sampler=None), ONE)
     assert more.phases["layers"]["activations"] > 10 * memory.phases["layers"]["activations"]
+
+
+@pytest.mark.parametrize("kind", ["parameters", "optimizer"])
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        {"data": 4, "pipeline": 2},
+        {"data": 2, "pipeline": 4},  # 7 layers: the last stage is filled up
+        {"data": 1, "fsdp": 2, "pipeline": 2, "rounds": 2, "tensor": 2},
+        {"data": 1, "fsdp": 2, "zero": 1, "pipeline": 4},
+    ],
+    ids=str,
+)
+def test_a_device_holds_what_the_trainer_puts_there(kind, mesh):
+    model, layout = dataclasses.replace(LLAMA, num_layers=7), MeshConfig(**mesh)
+    devices = jax.devices()[: layout.data * layout.copy_devices]
+    place = Placement.make(layout, model, devices)
+    held = place.device_bytes(abstract_params(model, jnp.float32), kind)
+    assert tree_bytes(model, layout, kind, 4) == pytest.approx(held)
 
 
 def test_rows_are_split_over_data_and_fsdp():

@@ -8,11 +8,12 @@ import math
 import pytest
 from plan_loads import LLAMA, public, workload
 
+from jaxrl_llm.cli.plan import main as plan
 from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.plan.compile import Compiled
-from jaxrl_llm.plan.costing import axis_rate, exchanged_bytes, make_bill
+from jaxrl_llm.plan.costing import axis_rate, exchanged_by_axis, exchanged_bytes, make_bill
 from jaxrl_llm.plan.hardware import parse_topology
-from jaxrl_llm.plan.memory import ALONE, MAY_WAIT, Memory, plan_memory
+from jaxrl_llm.plan.memory import ALONE, MAY_WAIT, Memory, plan_memory, tree_bytes
 from jaxrl_llm.plan.search import choose_sampler, layouts, sampler_layout, search
 from jaxrl_llm.plan.verdict import ROOM, judge
 from jaxrl_llm.sharding.mesh import MeshConfig
@@ -145,16 +146,48 @@ def test_an_axis_that_leaves_the_host_has_the_network_of_its_devices_there():
 
 
 def test_a_pipeline_waits_for_its_first_and_last_micro_batches():
-    topology = parse_topology("v5p:2x2x1")
-    load = workload(LLAMA, sampler=None, micro=4096, rows=4096, tokens=4096 * 64)
+    topology, model = parse_topology("v5p:2x2x1"), dataclasses.replace(LLAMA, num_layers=8)
+    load = workload(model, sampler=None, micro=4096, rows=4096, tokens=4096 * 64)
+    load = dataclasses.replace(load, forwards=("reference",))
+    (reference, _) = load.update_passes
+    head = 4096 * load.targets * 2 * model.vocab_size * model.hidden_size
 
-    def busy(**pipeline):
+    def layers(**pipeline):
         layout = MeshConfig(data=1, **pipeline)
-        return make_bill(load, topology, layout).phases[0].efficiency[1]
+        assert make_bill(load, topology, layout).phases[0].seconds[1] > 0
+        return reference.computed_flops(layout) - head
 
-    whole = busy(fsdp=4)
-    assert busy(pipeline=4, microbatches=4) == pytest.approx(whole * 4 / 7)
-    assert busy(pipeline=4, microbatches=4, rounds=2) == pytest.approx(whole * 8 / 11)
+    whole = layers(fsdp=4)
+    assert layers(pipeline=4, microbatches=4) == pytest.approx(whole * 7 / 4)
+    assert layers(pipeline=4, microbatches=4, rounds=2) == pytest.approx(whole * 11 / 8)
+
+
+def test_a_pipeline_gathers_and_sums_in_every_tick():
+    load = workload(LLAMA, sampler=None)
+    plain = exchanged_by_axis(load, MeshConfig(data=1, fsdp=2), learns=True)["fsdp"]
+    layers = tree_bytes(LLAMA, MeshConfig(data=1), "parameters", 2, layers_only=True)
+    staged = exchanged_by_axis(load, MeshConfig(data=1, fsdp=2, pipeline=2), learns=True)
+    # Five ticks of two of four layers: gathered thrice, summed once.
+    assert staged["fsdp"] - plain == pytest.approx((5 * 4 / 2 - 3) * layers / 2)
+    assert staged["pipeline"] > 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        ("--train.offload=True", "no effect on a CPU"),
+        ("--rollouts.read=store", "not planned"),
+        ("--mesh.pipeline=2 --mesh.microbatches=200", "more micro-batches than"),
+        ("--sampler.mesh.devices=4,8", "try: leave out --sampler.mesh.devices"),
+        ("--sampler.mesh.devices=8,1", "goes beyond the devices of a host"),
+        ("--sampler.mesh.tensor=8", "try: --sampler.mesh.tensor=4"),
+        ("--search --mesh.pipeline=3", "with --mesh.pipeline=3"),
+    ],
+)
+def test_a_plan_refuses_what_training_would(capsys, overrides, told):
+    words = ["--config=tiny_grpo.py", "--topology=cpu:8", "--estimate", *overrides.split()]
+    assert plan(words) == 2
+    assert told in capsys.readouterr().err
 
 
 def test_a_copy_of_the_sampler_decodes_its_share_of_the_slots_and_the_greedy_completions():

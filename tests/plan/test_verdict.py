@@ -69,7 +69,7 @@ def test_a_mesh_that_is_proposed_divides_the_model():
     load = workload(public("meta-llama/Llama-3.1-8B"), remat=True, sampler=None, micro=7, rows=7)
     verdict = judge(load, topology, layout, plan_memory(load, layout), ALONE)
     assert not verdict.fits and "fsdp=7" not in verdict.knob
-    topology, layout = parse_topology("h100:12"), MeshConfig(data=12)
-    load = dataclasses.replace(load, micro=12, rows=12)
+    topology, layout = parse_topology("h100:24"), MeshConfig(data=24)
+    load = dataclasses.replace(load, micro=24, rows=24)
     verdict = judge(load, topology, layout, plan_memory(load, layout), ALONE)
-    assert verdict.knob == "--mesh.fsdp=4 --mesh.data=3"
+    assert verdict.knob == "--mesh.fsdp=8 --mesh.data=3"

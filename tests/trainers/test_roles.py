@@ -72,7 +72,7 @@ def test_what_waits_in_the_hosts_memory_comes_back_unchanged():
 
 def test_a_cpu_has_no_memory_beside_the_hosts():
     with pytest.raises(ConfigError, match="offload has no effect on a CPU"):
-        check_offload()
+        check_offload("cpu")
 
 
 def test_every_role_lies_on_its_mesh():
