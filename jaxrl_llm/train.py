@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 import jax
 
 from jaxrl_llm.errors import ConfigError, UserError
-from jaxrl_llm.sharding.processes import ProcessConfig, Watchdog, of_first, several
+from jaxrl_llm.sharding.processes import ProcessConfig, Watchdog, check_alike, of_first, several
 from jaxrl_llm.trainers.devices import check_devices, check_shares, choose_devices
 
 
@@ -134,6 +134,13 @@ def run(launch: Launch, overrides: Sequence[str]) -> int:
 
     path = configs.find_config(launch.config or "")
     doc, written = configs.load_config(path)
+    # Settings that differ in a run are told one by one when its directory is opened.
+    shown = list(overrides) if launch.dry_run else None
+    check_alike(
+        "command",
+        [path.stem, path.read_bytes(), launch.dry_run, launch.fresh, shown],
+        "the same for all but --process, and the same config file on all hosts",
+    )
     kind = kind_of_run(written, path)
     config = configs.apply_overrides(written, overrides)
     kind.check_overrides(written, config)
@@ -157,7 +164,8 @@ def run(launch: Launch, overrides: Sequence[str]) -> int:
             kind.finished_text(directory.path, directory.read_result())
             if directory.done.exists()
             else None
-        )
+        ),
+        "result of a finished run",
     )
     if finished is not None:
         print(finished)

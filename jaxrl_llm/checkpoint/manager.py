@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import re
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -15,6 +18,15 @@ from jaxrl_llm.errors import RunDirectoryError
 
 # Orbax's own file, and the two items of `CheckpointManager.save`.
 _PARTS = ("_CHECKPOINT_METADATA", "arrays", "host")
+
+
+def _meet(*, key: str, timeout_ms: int) -> None:
+    """Orbax's barrier of all processes, where a thread that has failed does not wait: it would for
+    20 minutes, as the others wait elsewhere for what it can't do."""
+    failed = sys.exception()
+    if failed is not None:
+        raise failed
+    ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
 
 def is_step(path: pathlib.Path) -> bool:
@@ -46,7 +58,10 @@ class CheckpointManager:
                 hint="move it away",
             )
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep, cleanup_tmp_directories=True, enable_async_checkpointing=True
+            max_to_keep=keep,
+            cleanup_tmp_directories=True,
+            enable_async_checkpointing=True,
+            async_options=ocp.AsyncOptions(barrier_sync_fn=_meet),
         )
         self._manager = ocp.CheckpointManager(directory.absolute(), options=options)
 
@@ -60,11 +75,15 @@ class CheckpointManager:
         Args:
             arrays: a pytree of arrays: parameters, optimiser state.
             host_state: JSON values: data position, versions, timers.
+
+        Raises:
+            RunDirectoryError: this step, or the one before, could not be written.
         """
         items = ocp.args.Composite(
             arrays=ocp.args.StandardSave(arrays), host=ocp.args.JsonSave(host_state)
         )
-        self._manager.save(step, args=items)
+        with self._told():
+            self._manager.save(step, args=items)
 
     def restore(self, step: int, abstract_arrays: Any) -> tuple[Any, dict[str, Any]]:
         """The arrays of a step, placed as `abstract_arrays` says, and its host state."""
@@ -89,8 +108,24 @@ class CheckpointManager:
         return f"move {folder} away to continue from step {max(older)}"
 
     def wait(self) -> None:
-        """Until everything saved so far is on disk."""
-        self._manager.wait_until_finished()
+        """Until everything saved so far is on disk; raises as `save`."""
+        with self._told():
+            self._manager.wait_until_finished()
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except (ValueError, OSError) as error:
+            if isinstance(error.__cause__, jax.errors.JaxRuntimeError):
+                # Something of another process, of which `Watchdog` knows.
+                raise error.__cause__ from None
+            lines = str(error).splitlines() or [type(error).__name__]
+            raise RunDirectoryError(
+                "a checkpoint can't be written",
+                got=lines[0][:300],
+                hint=f"room and rights in {self._manager.directory}; the same command continues",
+            ) from error
 
     def close(self) -> None:
         self._manager.close()

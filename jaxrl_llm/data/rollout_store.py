@@ -13,6 +13,7 @@ JSON in a byte array beside them. Nothing in a file is executed, and everything 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -86,6 +87,12 @@ class RolloutStore:
             self.check_own([step])
         write_rollouts(path, rollouts, self.run)
         return path
+
+    def digest(self, step: int) -> str:
+        """Of a step's file, every byte."""
+        with self.path(step).open("rb") as file:
+            made = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+        return made.hexdigest()
 
     def read(self, step: int, *, vocab_size: int | None = None) -> list[Rollout]:
         """The rollouts of a step; see `read_rollouts`."""

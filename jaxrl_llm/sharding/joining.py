@@ -40,6 +40,8 @@ def start(config: ProcessConfig) -> None:
     """
     if not config.several:
         return
+    # It would take SIGTERM away from this process, for a service that nothing here asks.
+    jax.config.update("jax_enable_preemption_service", False)
     # On a CPU this is how processes reach each other.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     if config.index == 0:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -25,6 +26,7 @@ from jaxrl_llm.errors import ConfigError, LostProcess, UserError
 _EXCHANGES = itertools.count()
 _FOREVER_MS = 2**31 - 1
 _BEATS = "jaxrl_llm/beat/"
+_SHORTEST = 2  # seconds: while a program is compiled, no thread may get its turn for one
 _DONE = "done"
 _FAILED = "failed "
 
@@ -69,9 +71,11 @@ class ProcessConfig:
             raise ConfigError(
                 "no such process", got=self.index, expected=f"0 … {self.processes - 1}"
             )
-        if not 0 < self.lost_after < float("inf"):
+        if not _SHORTEST <= self.lost_after < float("inf"):
             raise ConfigError(
-                "--lost-after is no time", got=self.lost_after, expected="seconds, > 0"
+                "--lost-after is too short for a busy machine, or no time",
+                got=self.lost_after,
+                expected=f"seconds, ≥ {_SHORTEST}",
             )
 
     @property
@@ -98,24 +102,36 @@ def is_first() -> bool:
     return not several() or _index() == 0
 
 
-def exchange(value: Any) -> list[Any]:
+def exchange(value: Any, what: str) -> list[Any]:
     """What each process has, in order of the processes; all call this together.
 
     Args:
         value: anything that can be pickled; the processes are one program and trust each other.
+        what: the values are, in a word: the same in all processes.
+
+    Raises:
+        ConfigError: the others exchange something else, being at another place of the program.
     """
     if not several():
         return [value]
     # Who comes late is waited for here, where there is no limit of a collective; `Watchdog` ends
     # the wait for one that is lost.
     _client().wait_at_barrier(f"jaxrl_llm/exchange/{next(_EXCHANGES)}", _FOREVER_MS)
-    mine = np.frombuffer(pickle.dumps(value), np.uint8)
+    mine = np.frombuffer(pickle.dumps((what, pickle.dumps(value))), np.uint8)
     sizes = process_allgather(np.asarray([mine.size], np.int32))[:, 0]
     # Few lengths, so that few programs are compiled.
     padded = np.zeros(1 << int(sizes.max() - 1).bit_length(), np.uint8)
     padded[: mine.size] = mine
     parts = zip(process_allgather(padded), sizes, strict=True)
-    return [pickle.loads(part[:size].tobytes()) for part, size in parts]
+    told = [pickle.loads(part[:size].tobytes()) for part, size in parts]
+    for index, (other, _) in enumerate(told):
+        if other != what:
+            raise ConfigError(
+                "the processes are at different places of the program",
+                got=f"{what!r} in process {_index()}, {other!r} in process {index}",
+                hint="the same command, files and versions in all",
+            )
+    return [pickle.loads(packed) for _, packed in told]
 
 
 def share(items: Sequence[Any]) -> Sequence[Any]:
@@ -123,12 +139,12 @@ def share(items: Sequence[Any]) -> Sequence[Any]:
     return items[_index() :: _count()] if several() else items
 
 
-def gathered(items: Sequence[Any]) -> list[Any]:
+def gathered(items: Sequence[Any], what: str) -> list[Any]:
     """What all processes made of their shares, one process's after another's."""
-    return [item for part in exchange(items) for item in part]
+    return [item for part in exchange(items, what) for item in part]
 
 
-def of_first(make: Callable[[], Any]) -> Any:
+def of_first(make: Callable[[], Any], what: str) -> Any:
     """What `make` returns in process 0, in all of them; it is called nowhere else.
 
     Raises:
@@ -142,7 +158,7 @@ def of_first(make: Callable[[], Any]) -> Any:
             outcome = make(), None
         except UserError as error:
             outcome = None, error
-    found, error = exchange(outcome)[0]
+    found, error = exchange(outcome, what)[0]
     if error is not None:
         raise error
     return found
@@ -158,7 +174,7 @@ def check_alike(what: str, facts: Any, hint: str) -> None:
     Raises:
         ConfigError: they don't, in all processes.
     """
-    first, *others = exchange(facts)
+    first, *others = exchange(facts, what)
     for index, told in enumerate(others, start=1):
         if told != first:
             raise ConfigError(f"process {index} has another {what} than process 0", hint=hint)
@@ -172,9 +188,10 @@ class Watchdog:
 
     Every process tells JAX's coordination service that it lives, or with which error it ended, and
     looks at what the others tell. An error of JAX inside the block, as when a connection breaks,
-    waits for the verdict: if there is none, it goes on its way. With a single process nothing
-    happens. The loss of process 0, where the service runs, JAX itself notices, and ends the others;
-    `joining` adds a line that says why.
+    waits for the verdict: if there is none, it goes on its way. Without an error the block ends
+    when that of every process has, and then they part: JAX is no longer distributed. With a single
+    process nothing happens. The loss of process 0, where the service runs, JAX itself notices, and
+    ends the others; `joining` adds a line that says why.
 
     Args:
         lost_after: seconds.
@@ -186,6 +203,7 @@ class Watchdog:
         self._every = lost_after / 6
         self._end = self._exit if end is None else end
         self._over = threading.Event()
+        self._done = False
         self._heard: dict[int, tuple[str, float]] = {}
         self._answered = time.monotonic()
         self._threads: list[threading.Thread] = []
@@ -207,15 +225,40 @@ class Watchdog:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
         if not self._heard:
             return
+        if error is None:
+            self._part()
+            return
         if isinstance(error, jax.errors.JaxRuntimeError):
             self._over.wait(self._lost_after + 2 * self._every)
+        self._stop()
+        _say(_FAILED + " ".join(str(error).split())[:500])
+        self._let_others_end()
+
+    def _part(self) -> None:
+        """All end together, whatever their exit codes: who went first would end the others, if it
+        is process 0, or would be missed by them."""
+        self._done = True
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # then the judge has the last word
+            _say(_DONE)
+        while not self._all_done():
+            if self._over.wait(0.1):
+                return
+        self._stop()
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # what was to be done is done
+            _say(_DONE)  # the thread that was stopped may have said something else meanwhile
+            jax.distributed.shutdown()
+
+    def _all_done(self) -> bool:
+        try:
+            beats = dict(_client().key_value_dir_get(_BEATS))
+        except jax.errors.JaxRuntimeError:
+            return False
+        return all(beats.get(f"{_BEATS}{i}") == _DONE for i in self._heard)
+
+    def _stop(self) -> None:
         self._over.set()
         for thread in self._threads:
             thread.join(self._lost_after + 5.0)  # the verdict may be on its way
-        last = _DONE if error is None else _FAILED + " ".join(str(error).split())[:500]
-        _say(last)
-        if error is not None:
-            self._let_others_end()
 
     def _let_others_end(self) -> None:
         """Process 0, where the service runs, goes last: the others would end in JAX's words."""
@@ -233,7 +276,7 @@ class Watchdog:
         while not self._over.is_set():
             count += 1
             try:
-                _say(str(count))
+                _say(_DONE if self._done else str(count))
                 beats = dict(_client().key_value_dir_get(_BEATS))
             except jax.errors.JaxRuntimeError:
                 beats = None  # the time since the last answer tells
@@ -276,6 +319,12 @@ class Watchdog:
                 return LostProcess(what, got=beat.removeprefix(_FAILED), hint=again)
         lost = [i for i, (_, when) in self._heard.items() if now - when > self._lost_after]
         if now - self._answered > self._lost_after:
+            if _index() == 0:
+                return LostProcess(
+                    "the coordination service of this process does not answer",
+                    got=f"no answer for {self._lost_after} s",
+                    hint=f"a longer --lost-after, and {again}",
+                )
             lost = [0]  # nobody answers for the others, either
         if not lost:
             return None

@@ -19,6 +19,7 @@ from jaxrl_llm.checkpoint.huggingface import save_folder
 from jaxrl_llm.checkpoint.manager import CheckpointManager
 from jaxrl_llm.checkpoint.pretrained import peek
 from jaxrl_llm.data.curriculum import CurriculumStream, make_stream
+from jaxrl_llm.data.pass_rates import read_pass_rates
 from jaxrl_llm.data.pipeline import (
     PromptStream,
     check_lengths,
@@ -26,7 +27,8 @@ from jaxrl_llm.data.pipeline import (
     content_digest,
     make_prompt,
 )
-from jaxrl_llm.data.stored_runs import RunIdentity
+from jaxrl_llm.data.rollout_store import RolloutStore
+from jaxrl_llm.data.stored_runs import RunIdentity, StoredConfig
 from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import init_adapter
@@ -75,6 +77,8 @@ def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, 
     facts, sampler = keep_base(directory, config.model.path), config.sampler
     of_run = directory.seed, directory.date.isoformat(), facts
     identity = RunIdentity.of(*of_run, sampler.group_size, sampler.temperature)
+    if config.critic.path is not None:
+        keep_base(directory, config.critic.path, "critic.json", "critic")
     tokenizer = tokenizer.at_time(directory.date)
     _, heldout_prompts, stream = build_data(config, tokenizer, base, directory.seed)
     # Scalings of rotary frequencies that depend on the length are the same for a whole run.
@@ -109,7 +113,7 @@ def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, 
     def export() -> pathlib.Path:
         params = fetch(trainer.updater.merged())
         folder = directory.path / "export"
-        return of_first(lambda: save_folder(folder, params, base, tokenizer))
+        return of_first(lambda: save_folder(folder, params, base, tokenizer), "export")
 
     return Run(
         directory=directory,
@@ -137,11 +141,13 @@ def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, 
     )
 
 
-def keep_base(directory: RunDirectory, name: str) -> dict[str, Any]:
+def keep_base(
+    directory: RunDirectory, name: str, file: str = "base.json", role: str = "model"
+) -> dict[str, Any]:
     """Notes and returns what model a run begins with; a resumed run must begin with the same."""
     facts = base_facts(name)
-    directory.keep("base.json", facts, changes, f"the model {name}")
-    check_alike(f"model under the name {name}", facts, "the same files on all hosts")
+    directory.keep(file, facts, changes, f"the {role} {name}")
+    check_alike(f"{role} under the name {name}", facts, "the same files on all hosts")
     return facts
 
 
@@ -252,10 +258,10 @@ def build_source(
     written = read = None
     if stored.write is not None:
         assert identity is not None
-        written = of_first(lambda: stored.open_to_write(identity))
+        written = of_first(lambda: stored.open_to_write(identity), "rollouts to write")
     if stored.read is not None:
         assert identity is not None
-        read = stored.open(config.train.steps, identity)
+        read = open_stored(stored, config.train.steps, identity)
     pieces: dict[str, Any] = {
         "stream": stream,
         "prompts_per_step": config.train.prompts_per_step,
@@ -279,6 +285,15 @@ def build_source(
         vocab_size=model_config.vocab_size,
         weights=counting_rewards(config.rewards),
     )
+
+
+def open_stored(stored: StoredConfig, steps: int, identity: RunIdentity) -> RolloutStore:
+    """Stored rollouts for so many steps, the same in all processes."""
+    read = stored.open(steps, identity)
+    if several():
+        digests = [read.digest(step) for step in range(1, steps + 1)]
+        check_alike("set of stored rollouts", digests, "the same files on all hosts")
+    return read
 
 
 def build_functions(
@@ -348,6 +363,9 @@ def build_data(
     if several():
         tables = ((train[i] for i in range(len(train))), heldout)
         check_alike("set of prompts", content_digest(tables), "the same files on all hosts")
+        if config.curriculum.table is not None:
+            rates = content_digest([sorted(read_pass_rates(config.curriculum.table).items())])
+            check_alike("table of pass rates", rates, "the same files on all hosts")
 
     def encode(prompt):
         return encode_prompt(prompt, tokenizer)

@@ -330,7 +330,7 @@ def build(config: Config, directory: RunDirectory, settings: Mapping[str, Any]) 
     def export() -> pathlib.Path:
         params = fetch(p.place.take(whole(learner.params, learner.frozen)))
         folder = directory.path / "export"
-        return of_first(lambda: save(folder, params, p.model_config, p.tokenizer))
+        return of_first(lambda: save(folder, params, p.model_config, p.tokenizer), "export")
 
     return Run(
         directory=directory,

@@ -131,7 +131,7 @@ def encode_together(
     except UserError as error:
         outcome = [], counts, error
     found: list[Unit] = []
-    for units, told, error in exchange(outcome):
+    for units, told, error in exchange(outcome, "encoded examples"):
         if error is not None:
             raise error
         found += units

@@ -180,7 +180,7 @@ class StopFlag:
 
     def agreed(self) -> bool:
         """Whether any process was told to stop: then all do, after the same step."""
-        told = [signum for signum in exchange(self.signum) if signum is not None]
+        told = [signum for signum in exchange(self.signum, "signal") if signum is not None]
         if told:
             self.signum = told[0]
         return bool(told)

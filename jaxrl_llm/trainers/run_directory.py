@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run's directory: one config, one seed, one writer at a time, never overwritten by another run.
 
-config.json  command.txt  versions.json  seed.txt  date.txt  base.json       what runs
+config.json  command.txt  versions.json  seed.txt  date.txt  base.json  critic.json       what runs
 metrics.jsonl  samples.jsonl  samples.txt  tensorboard/  report.html   what a person looks at
 checkpoints/  export/                                    what continues and what is used afterwards
 DONE | FAILED.txt  result.json                           how it ended
@@ -22,6 +22,7 @@ import secrets
 import shlex
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -35,7 +36,8 @@ _PACKAGES = ("jaxrl_llm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", 
 
 
 # What a run that was killed in its first moments may hold.
-_BEFORE_CONFIG = {".lock", "seed.txt", "date.txt", "base.json", "checkpoints", "tensorboard"}
+_BEFORE_CONFIG = {".lock", "seed.txt", "date.txt", "base.json", "critic.json"}
+_BEFORE_CONFIG |= {"checkpoints", "tensorboard"}
 
 
 class RunDirectory:
@@ -266,8 +268,8 @@ def open_together(
         RunDirectoryError: as `RunDirectory`, or not all see the directory; in all processes.
         ConfigError: the processes were started with different settings.
     """
-    first = of_first(lambda: config)
-    for index, changes in enumerate(exchange(diff(first, config))):
+    first = of_first(lambda: config, "config")
+    for index, changes in enumerate(exchange(diff(first, config), "differences of configs")):
         if changes:
             raise ConfigError(
                 f"process {index} was started with other settings than process 0",
@@ -280,7 +282,7 @@ def open_together(
         mine.append(RunDirectory(path, config, diff=diff, seed=seed, fresh=fresh))
         return mine[0].seed, mine[0].date
 
-    held = of_first(open_here)
+    held = of_first(open_here, "run directory")
     directory = mine[0] if mine else RunDirectory(path, config, diff=diff, seed=seed, held=held)
     if several():
         with directory.undone_on_error():
@@ -289,17 +291,28 @@ def open_together(
 
 
 def _check_seen_by_all(directory: RunDirectory) -> None:
-    word, lock = of_first(directory.mark), directory.path / ".lock"
+    word, lock = of_first(directory.mark, "mark in the run directory"), directory.path / ".lock"
     until = time.monotonic() + 10.0  # a disk that several hosts share may show it late
     while not (seen := lock.exists() and lock.read_text() == word) and time.monotonic() < until:
         time.sleep(0.2)
-    for index, told in enumerate(exchange(seen)):
-        if not told:
+    wrong = _cannot_write(directory.path) if seen else "does not see"
+    for index, told in enumerate(exchange(wrong, "sight of the run directory")):
+        if told is not None:
             raise RunDirectoryError(
-                f"process {index} does not see the run directory of process 0",
+                f"process {index} {told} the run directory of process 0",
                 got=directory.path,
-                hint="--run-dir=… in a place that all hosts share",
+                hint="--run-dir=… in a place that all hosts share and may write to",
             )
+
+
+def _cannot_write(path: pathlib.Path) -> str | None:
+    """Why this process can't; each writes its part of a checkpoint."""
+    try:
+        with tempfile.TemporaryFile(dir=path, buffering=0) as file:
+            file.write(b"written")
+    except OSError as error:
+        return f"can't write ({error.strerror}) in"
+    return None
 
 
 def write_atomically(path: pathlib.Path, text: str) -> pathlib.Path:

@@ -17,14 +17,14 @@ from jaxrl_llm.sharding.processes import ProcessConfig
 CHILD = """
 import sys
 from jaxrl_llm.train import leave, main
-leave(main(["--config=tiny_grpo.py", "--devices=cpu:1", "--lost-after=1", *sys.argv[1:]]))
+leave(main(["--config=tiny_grpo.py", "--devices=cpu:1", "--lost-after=2", *sys.argv[1:]]))
 """
 
 DIES = """
 import os, signal, sys
 from jaxrl_llm.sharding.joining import start
 from jaxrl_llm.sharding.processes import ProcessConfig
-start(ProcessConfig(sys.argv[1], 2, 1, lost_after=1.0))
+start(ProcessConfig(sys.argv[1], 2, 1, lost_after=2.0))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -16,6 +16,7 @@ from mesh_problems import cache_variables
 from process_group import free_port, killed_at_the_end, outputs
 
 from jaxrl_llm.errors import ConfigError
+from jaxrl_llm.sharding import processes
 from jaxrl_llm.sharding.processes import ProcessConfig, Watchdog
 
 SCRIPT = pathlib.Path(__file__).with_name("process_steps.py")
@@ -97,8 +98,25 @@ def test_settings_of_processes():
         ProcessConfig("localhost:1", 2, 2)
     with pytest.raises(ConfigError, match="1 or more"):
         ProcessConfig("localhost:1", 0, 0)
-    with pytest.raises(ConfigError, match="lost-after"):
-        ProcessConfig(lost_after=0)
+    for short in (0, 1.9, float("inf"), float("nan")):
+        with pytest.raises(ConfigError, match=r"lost-after is too short .* expected seconds, ≥ 2"):
+            ProcessConfig(lost_after=short)
+
+
+def test_process_0_does_not_call_itself_lost(monkeypatch):
+    monkeypatch.setattr(processes, "_count", lambda: 2)
+    watchdog = Watchdog(3.0)
+    now = watchdog._answered
+    watchdog._heard = {1: ("7", now)}
+    assert watchdog._verdict(now + 2.9) is None
+    monkeypatch.setattr(processes, "_index", lambda: 0)
+    told = str(watchdog._verdict(now + 3.1))
+    assert told.startswith(
+        "the coordination service of this process does not answer · got no answer"
+    )
+    watchdog._heard = {0: ("7", now)}
+    monkeypatch.setattr(processes, "_index", lambda: 1)
+    assert str(watchdog._verdict(now + 3.1)).startswith("process 0 of 2 is lost or late")
 
 
 def test_one_process_has_nobody_to_watch():

@@ -5,6 +5,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,10 +15,11 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from tiny_model import write_tiny_model
 
 from jaxrl_llm.config import diff, find_config, load_config, to_dict
 from jaxrl_llm.data.sources import JsonlTask
-from jaxrl_llm.errors import DataError
+from jaxrl_llm.errors import DataError, RunDirectoryError
 from jaxrl_llm.sharding.mesh import MeshConfig
 from jaxrl_llm.train import main
 from jaxrl_llm.trainers.build import build_run
@@ -316,6 +318,25 @@ def test_other_held_out_prompts_are_not_gone_on_with(tmp_path):
     with pytest.raises(DataError, match="held-out prompts are not those of the checkpoint"):
         again.set_data_state(state)
     again.set_data_state({name: value for name, value in state.items() if name != "heldout"})
+
+
+def test_another_critic_is_not_gone_on_with(tmp_path):
+    critic, run = tmp_path / "critic", tmp_path / "run"
+    write_tiny_model(critic, seed=1, max_position_embeddings=256)
+    _, config = load_config(find_config("tiny_grpo.py"))
+    algo = dataclasses.replace(config.algo, name="ppo")
+    own = dataclasses.replace(config.critic, path=str(critic))
+    config = dataclasses.replace(config, algo=algo, critic=own, mesh=MeshConfig(data=1))
+    settings = to_dict(config)
+    directory = open_together(run, settings, diff=diff, seed=1)
+    build_run(config, directory, settings)
+    directory.begin()
+    directory._lock.close()
+    shutil.rmtree(critic)
+    write_tiny_model(critic, seed=2, max_position_embeddings=256)
+    again = open_together(run, settings, diff=diff, seed=1)
+    with pytest.raises(RunDirectoryError, match=r"the critic .*critic is not the one .*weights"):
+        build_run(config, again, settings)
 
 
 def test_a_refused_back_end_leaves_the_directory_to_the_next_run(tmp_path, capsys):
