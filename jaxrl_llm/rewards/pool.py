@@ -10,7 +10,7 @@ import io
 import os
 import pickle
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -34,8 +34,12 @@ class ScoringPool:
 
     A reward travels if it has the attribute `judges_alone = True`, which says that its verdict on a
     rollout depends on no other rollout, and can be pickled: then each rollout is judged alone, in a
-    worker process. Any other reward is called in `gather` with all rollouts at once. The time spent
+    worker process. One that also has `stays = True`, as a model on this process's devices has, is
+    called in `gather`. Any other reward is called there with all rollouts at once. The time spent
     in `gather` is what was not hidden behind sampling.
+
+    `gather` is `alone` and `together`: who has several processes calls `alone` with the rollouts of
+    each, and `together` with all of them.
 
     Args:
         rows: as for `jaxrl_llm.rewards.base.score`.
@@ -56,6 +60,7 @@ class ScoringPool:
         wall_s: float = 600.0,
     ):
         self._rows = dict(rows)
+        self._compared = {name: row for name, row in self._rows.items() if not _alone(row)}
         travelling = {name: _packed(row) if workers else None for name, row in self._rows.items()}
         self.local = tuple(name for name, packed in travelling.items() if packed is None)
         self._packed = {name: packed for name, packed in travelling.items() if packed is not None}
@@ -99,6 +104,12 @@ class ScoringPool:
         """
         if not rollouts:
             return []
+        return self.combine(self.alone(rollouts) | self.together(rollouts), rollouts)
+
+    def alone(self, rollouts: Sequence[Rollout]) -> dict[str, list[Reward | None]]:
+        """What the rewards that judge each rollout by itself say, by name; raises as `gather`."""
+        if not rollouts:
+            return {name: [] for name in self._rows if name not in self._compared}
         pending = {}
         for rollout in rollouts:
             if id(rollout) not in self._pending:
@@ -114,7 +125,19 @@ class ScoringPool:
         finally:
             for future in pending.values():
                 future.cancel()
-        judged |= judge({name: self._rows[name] for name in self.local}, rollouts)
+        here = [name for name in self.local if name not in self._compared]
+        return judged | judge({name: self._rows[name] for name in here}, rollouts)
+
+    def together(self, rollouts: Sequence[Rollout]) -> dict[str, list[Reward | None]]:
+        """What all other rewards say of all these rollouts at once; raises as `gather`."""
+        return (
+            judge(self._compared, rollouts) if rollouts else {name: [] for name in self._compared}
+        )
+
+    def combine(
+        self, judged: Mapping[str, Sequence[Reward | None]], rollouts: Sequence[Rollout]
+    ) -> list[Reward | None]:
+        """One verdict for each rollout from what all rewards say; raises as `gather`."""
         return combine(self._rows, judged, rollouts)
 
     def close(self) -> None:
@@ -149,12 +172,21 @@ class ScoringPool:
             self._workers.call(b"")
 
 
+def _function(row: Any) -> RewardFn:
+    return row[0] if isinstance(row, tuple) else row
+
+
+def _alone(row: Any) -> bool:
+    """Whether a reward's verdict on a rollout depends on no other rollout."""
+    return bool(getattr(_function(row), "judges_alone", False))
+
+
 def _packed(row: Any) -> bytes | None:
     """A reward as bytes, or None if it has to stay in this process."""
     import cloudpickle
 
-    fn: RewardFn = row[0] if isinstance(row, tuple) else row
-    if not getattr(fn, "judges_alone", False):
+    fn = _function(row)
+    if not _alone(row) or getattr(fn, "stays", False):
         return None
     module = sys.modules.get(getattr(fn, "__module__", None) or type(fn).__module__)
     by_value = module is not None and not _importable(module)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -35,6 +35,9 @@ class ProcessRewardModel:
         rows: sequences that are scored at once.
         dtype: of the parameters.
     """
+
+    judges_alone: ClassVar[bool] = True
+    stays: ClassVar[bool] = True  # on the devices of this process
 
     path: str
     aggregate: Aggregation = "min"

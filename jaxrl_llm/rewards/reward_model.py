@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import ClassVar
 
 from jaxrl_llm.errors import RewardError
 from jaxrl_llm.rewards.scoring import scores_of, scoring_model
@@ -27,6 +28,9 @@ class RewardModel:
         rows: sequences that are scored at once.
         dtype: of the parameters.
     """
+
+    judges_alone: ClassVar[bool] = True
+    stays: ClassVar[bool] = True  # on the devices of this process
 
     path: str
     same_tokens: bool = False

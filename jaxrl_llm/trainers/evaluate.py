@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl_llm.rollout.engine import Request, SamplingParams
 from jaxrl_llm.rollout.engines import Sampler
-from jaxrl_llm.sharding.processes import gathered, share
+from jaxrl_llm.sharding.processes import share
 from jaxrl_llm.trainers.scoring import Scorer
 from jaxrl_llm.types import Prompt, Rollout
 
@@ -35,7 +35,7 @@ def evaluate(
     ]
     place = {prompt.id: index for index, prompt in enumerate(prompts)}
     done = [scorer.submit(rollout) for rollout in engine.generate(share(requests))]
-    rollouts = sorted(gathered(scorer.finish(done)), key=lambda rollout: place[rollout.prompt.id])
+    rollouts = scorer.finish(done, lambda rollout: place[rollout.prompt.id])
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     metrics = {
         "eval/mean_length": float(np.mean([len(r.tokens) for r in rollouts])),

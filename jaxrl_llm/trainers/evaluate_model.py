@@ -93,7 +93,7 @@ def sample(config: RLConfig, path: str, samples: int, seed: int) -> list[Rollout
     scorer = Scorer(config.rewards, model.tokenizer.decode, scoring_workers(config))
     try:
         done = [scorer.submit(rollout) for rollout in engine.generate(requests)]
-        return scorer.finish(sorted(done, key=lambda r: (place[r.prompt.id], r.sample)))
+        return scorer.finish(done, lambda r: (place[r.prompt.id], r.sample))
     finally:
         scorer.close()
 

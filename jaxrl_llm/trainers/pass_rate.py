@@ -197,7 +197,7 @@ def _measure(
         ]
         # Judged while others are still sampled, as in a run; in an order that no stop changes.
         done = [scorer.submit(rollout) for rollout in engine.generate(requests)]
-        rollouts = scorer.finish(sorted(done, key=lambda r: (r.prompt.id, r.sample)))
+        rollouts = scorer.finish(done, lambda r: (r.prompt.id, r.sample))
         counts = count_passes(rollouts, part=curriculum.pass_part, pass_at=curriculum.pass_at)
         for _, prompt in part:
             passes, judged = counts[prompt.id]

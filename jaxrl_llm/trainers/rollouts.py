@@ -18,7 +18,7 @@ from jaxrl_llm.data.rollout_store import RolloutStore
 from jaxrl_llm.errors import DataError
 from jaxrl_llm.rollout.engine import Request, SamplingParams
 from jaxrl_llm.rollout.engines import Sampler
-from jaxrl_llm.sharding.processes import gathered, is_first, share
+from jaxrl_llm.sharding.processes import is_first, share
 from jaxrl_llm.trainers.collect import Collected, GroupFilter, collect
 from jaxrl_llm.trainers.scoring import Scorer
 from jaxrl_llm.types import Prompt, Rollout
@@ -80,10 +80,10 @@ class Rollouts:
     ) -> list[Rollout]:
         """`count` completions of each prompt, in order, as text and with rewards.
 
-        Draws depend on seed, step, round and place. Each of several processes samples and judges
-        its share of the prompts, every n-th of the one order that Grain gives all of them, and gets
-        the rollouts of all. Completions go to the scorer as
-        they finish: the time of "rewards" is what sampling did not hide.
+        Draws depend on seed, step, round and place. Each of several processes samples its share of
+        the prompts, every n-th of the one order that Grain gives all of them, and gets the rollouts
+        of all. Completions go to the scorer as they finish: the time of "rewards" is what sampling
+        did not hide.
         """
         first = (step * self.rule.rounds + round_) * self.prompts_per_step
         requests = [
@@ -95,8 +95,7 @@ class Rollouts:
             sampled = self.engine.generate(share(requests))
             done = [self.scorer.submit(rollout) for rollout in sampled]
         with timed(times, "rewards"):
-            judged = gathered(self.scorer.finish(done))
-        return sorted(judged, key=lambda rollout: (place[rollout.prompt.id], rollout.sample))
+            return self.scorer.finish(done, lambda r: (place[r.prompt.id], r.sample))
 
     def metrics(self) -> dict[str, float]:
         """Of the choice of prompts."""

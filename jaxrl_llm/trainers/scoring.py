@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from jaxrl_llm.rewards.base import RewardRows
 from jaxrl_llm.rewards.pool import ScoringPool
+from jaxrl_llm.sharding.processes import gathered, of_first
 from jaxrl_llm.text.thinking import opens_thinking, split_thinking
 from jaxrl_llm.types import Rollout
 
@@ -42,12 +44,27 @@ class Scorer:
         self._pool.submit(rendered)
         return rendered
 
-    def finish(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """Submitted rollouts with their rewards, in this order; waits for the missing verdicts."""
-        rewards = self._pool.gather(rollouts)
+    def finish(self, rollouts: Sequence[Rollout], place: Callable[[Rollout], Any]) -> list[Rollout]:
+        """The submitted rollouts of all processes with their rewards; waits for missing verdicts.
+
+        Each process hands over its share. What judges each rollout by itself judges it there; other
+        rewards get all rollouts at once, in order, in process 0.
+
+        Args:
+            place: of a rollout among all of them, which are sorted by it.
+        """
+        judged = self._pool.alone(rollouts)
+        verdicts = [
+            {name: values[i] for name, values in judged.items()} for i in range(len(rollouts))
+        ]
+        everyone = gathered(list(zip(rollouts, verdicts, strict=True)), "rollouts")
+        everyone.sort(key=lambda pair: place(pair[0]))
+        whole = [rollout for rollout, _ in everyone]
+        every = {name: [said[name] for _, said in everyone] for name in judged}
+        every |= of_first(lambda: self._pool.together(whole), "rewards of all rollouts")
         return [
             dataclasses.replace(rollout, reward=reward)
-            for rollout, reward in zip(rollouts, rewards, strict=True)
+            for rollout, reward in zip(whole, self._pool.combine(every, whole), strict=True)
         ]
 
     def close(self) -> None:

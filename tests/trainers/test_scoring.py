@@ -52,7 +52,7 @@ def test_text_leaves_out_the_stop_token_and_verdicts_follow_the_order_asked_for(
             scorer.submit(r)
             for r in (rollout(2, [97, 98, 0]), rollout(0, [97], "length"), rollout(1, [97, 0]))
         ]
-        scored = scorer.finish(sorted(finished, key=lambda r: r.sample))
+        scored = scorer.finish(finished, lambda r: r.sample)
     finally:
         scorer.close()
     assert [r.completion for r in scored] == ["a", "a", "ab"]
