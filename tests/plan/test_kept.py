@@ -31,7 +31,8 @@ def kept_by_a_trace(model, rows: int, width: int, dtype) -> float:
         and not e.params["reverse"]
         and e.params["length"] == model.num_layers
     )
-    saved = scan.outvars[scan.params["num_carry"] :]
+    pairs = zip(scan.outvars, scan.params["jaxpr"].out_avals, strict=True)
+    saved = [v for v, inner in pairs if v.aval.shape != inner.shape]  # stacked, not carried on
     return sum(math.prod(v.aval.shape) * v.aval.dtype.itemsize for v in saved) / model.num_layers
 
 
