@@ -14,6 +14,8 @@ import jax
 import pytest
 from process_group import free_port, killed_at_the_end, outputs
 
+from jaxrl_llm.config import find_config
+
 pytestmark = pytest.mark.full
 SCRIPT = pathlib.Path(__file__).with_name("process_run.py")
 ARGS = ["--train.seed=3", "--train.eval_every=0", "--train.steps=4", "--train.checkpoint_every=1"]
@@ -179,11 +181,23 @@ def test_all_see_the_same_data_and_directory(tmp_path):
     [
         ("--train.steps=5", "process 1 was started with other settings than process 0"),
         ("--devices=cpu:1", "got process 0: 2, process 1: 1"),
+        ("--dry-run", "process 1 has another command than process 0"),
+        ("--fresh", "process 1 has another command than process 0"),
+        ("--config=other.py", "process 1 has another command than process 0"),
     ],
 )
-def test_all_are_started_alike(tmp_path, other, told):
+def test_all_are_started_alike(tmp_path, monkeypatch, other, told):
+    monkeypatch.chdir(tmp_path)
+    text = find_config("tiny_grpo.py").read_text()
+    (tmp_path / "other.py").write_text(text + "# of another host\n")
     with running(tmp_path, 2, "run", slurm=True, only={1: [other]}) as group:
         texts = [process.communicate(timeout=200)[1] for process in group]
     assert [process.returncode for process in group] == [2, 2], texts
     assert all(told in text for text in texts), texts
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_of_all_is_one(tmp_path):
+    with running(tmp_path, 2, "run", only={i: ["--dry-run"] for i in range(2)}) as group:
+        outputs(group, 200)
     assert not (tmp_path / "run").exists()
