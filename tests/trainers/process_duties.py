@@ -15,7 +15,10 @@ import time
 
 import numpy as np
 
+from jaxrl_llm.data.stored_runs import RunIdentity
 from jaxrl_llm.types import Prompt, Rollout
+
+IDENTITY = RunIdentity.of(0, "", {}, 1, 1.0)
 
 
 def rollout(sample: int) -> Rollout:
@@ -69,7 +72,7 @@ def talk(index: int, folder: pathlib.Path) -> dict:
     from tiny_model import write_tiny_model
 
     from jaxrl_llm.data.rollout_store import RolloutStore
-    from jaxrl_llm.data.stored_runs import RunIdentity, StoredConfig
+    from jaxrl_llm.data.stored_runs import StoredConfig
     from jaxrl_llm.errors import UserError
     from jaxrl_llm.sharding.processes import exchange
     from jaxrl_llm.trainers import run_directory
@@ -89,17 +92,15 @@ def talk(index: int, folder: pathlib.Path) -> dict:
 
     if index == 1:
         run_directory.tempfile.TemporaryFile = refuse
-    identity = RunIdentity.of(0, "", {}, 1, 1.0)
     (folder / str(index)).mkdir()
     os.chdir(folder / str(index))  # the same names of other things
-    for name, sample in (("same", 3), ("other", 3 + index)):
-        RolloutStore(name, dataclasses.asdict(identity)).write(1, [rollout(sample)])
+    RolloutStore("store", dataclasses.asdict(IDENTITY)).write(1, [rollout(3 + index)])
     write_tiny_model("critic", seed=index)
-    open_stored(StoredConfig(read="same"), 1, identity)
+    open_stored(StoredConfig(read=str(folder / "store")), 1, IDENTITY)
     duties = (
         lambda: exchange(index, ["rewards", "signal"][index]),
         lambda: run_directory.open_together(folder / "run", {}, diff=lambda old, new: [], seed=0),
-        lambda: open_stored(StoredConfig(read="other"), 1, identity),
+        lambda: open_stored(StoredConfig(read="store"), 1, IDENTITY),
         lambda: keep_base(Kept(), "./critic", "critic.json", "critic"),
     )
     found["errors"] = []

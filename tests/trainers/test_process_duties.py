@@ -2,14 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What two processes of a run do together, or tell each other when they can't."""
 
+import dataclasses
 import json
 import os
 import pathlib
 import subprocess
 import sys
 
-from process_duties import REWARDS, judged
+from process_duties import IDENTITY, REWARDS, judged, rollout
 from process_group import free_port, killed_at_the_end
+
+from jaxrl_llm.data.rollout_store import RolloutStore
 
 SCRIPT = pathlib.Path(__file__).with_name("process_duties.py")
 PLACES = os.pathsep.join(filter(None, sys.path))
@@ -37,6 +40,7 @@ def ended(folder, duty):
 
 
 def test_together(tmp_path):
+    RolloutStore(tmp_path / "store", dataclasses.asdict(IDENTITY)).write(1, [rollout(3)])
     (code, out, errors), (code1, out1, errors1) = ended(tmp_path, "talk")
     # All end with the code of an agreed stop, though the first has nothing more to do.
     assert (code, code1, errors, errors1) == (143, 143, [], [])
