@@ -133,6 +133,11 @@ class CodeReward:
         """Whether each rollout can be judged by itself, while others are still sampled."""
         return self.judge is None or getattr(self.judge, "judges_alone", False)
 
+    @property
+    def stays(self) -> bool:
+        """Whether it needs this process, as its judge does where that is a model."""
+        return getattr(self.judge, "stays", False)
+
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Reward | None]:
         """Judges completions; None where the sandbox or the judge was not available."""
         if not rollouts:

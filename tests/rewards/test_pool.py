@@ -14,8 +14,11 @@ import pytest
 from jaxrl_llm.errors import RewardError
 from jaxrl_llm.rewards.answer import anchored_answer
 from jaxrl_llm.rewards.base import score
+from jaxrl_llm.rewards.code import CodeReward
 from jaxrl_llm.rewards.format import Matches
 from jaxrl_llm.rewards.pool import ScoringPool
+from jaxrl_llm.rewards.process import ProcessRewardModel
+from jaxrl_llm.rewards.reward_model import RewardModel
 from jaxrl_llm.types import Prompt, Reward, Rollout
 
 
@@ -83,6 +86,15 @@ def test_rewards_that_can_not_travel_or_compare_rollouts_stay_here():
     assert [r.value for r in verdicts] == [1.0, 1.0]
     assert [r.parts["best"] for r in verdicts] == [0.0, 1.0]
     assert verdicts[0].parts["lock"] == os.getpid()
+
+
+def test_a_model_stays_where_its_devices_are():
+    model = RewardModel("folder")
+    rows = {"model": model, "steps": ProcessRewardModel("folder"), "code": CodeReward(judge=model)}
+    with ScoringPool(rows | {"right": anchored_answer}, workers=1) as pool:
+        assert pool.local == (*rows, "right") and pool._workers is None
+        # Yet of several processes each judges its own rollouts.
+        assert list(pool.alone([])) == list(rows) and list(pool.together([])) == ["right"]
 
 
 def test_functions_of_a_config_file_travel(tmp_path):
