@@ -71,12 +71,15 @@ def talk(index: int, folder: pathlib.Path) -> dict:
     """Rewards; what does not match; a directory that process 1 can't write to."""
     from tiny_model import write_tiny_model
 
+    from jaxrl_llm.checkpoint.pretrained import peek
+    from jaxrl_llm.config import find_config, load_config
+    from jaxrl_llm.data.curriculum import CurriculumConfig
     from jaxrl_llm.data.rollout_store import RolloutStore
     from jaxrl_llm.data.stored_runs import StoredConfig
     from jaxrl_llm.errors import UserError
     from jaxrl_llm.sharding.processes import exchange
     from jaxrl_llm.trainers import run_directory
-    from jaxrl_llm.trainers.build import keep_base, open_stored
+    from jaxrl_llm.trainers.build import build_data, keep_base, open_stored
 
     with open("/proc/self/status") as status:
         caught = next(line for line in status if line.startswith("SigCgt:")).split()[1]
@@ -96,12 +99,18 @@ def talk(index: int, folder: pathlib.Path) -> dict:
     os.chdir(folder / str(index))  # the same names of other things
     RolloutStore("store", dataclasses.asdict(IDENTITY)).write(1, [rollout(3 + index)])
     write_tiny_model("critic", seed=index)
+    pathlib.Path("rates").write_text(json.dumps({"id": "p", "passes": index, "n": 2}))
+    _, config = load_config(find_config("tiny_grpo.py"))
+    rates = CurriculumConfig(enabled=True, table="rates")
+    config = dataclasses.replace(config, curriculum=rates)
+    base, tokenizer = peek("tiny-random")
     open_stored(StoredConfig(read=str(folder / "store")), 1, IDENTITY)
     duties = (
         lambda: exchange(index, ["rewards", "signal"][index]),
         lambda: run_directory.open_together(folder / "run", {}, diff=lambda old, new: [], seed=0),
         lambda: open_stored(StoredConfig(read="store"), 1, IDENTITY),
         lambda: keep_base(Kept(), "./critic", "critic.json", "critic"),
+        lambda: build_data(config, tokenizer, base, 0),
     )
     found["errors"] = []
     for duty in duties:

@@ -62,6 +62,8 @@ def test_together(tmp_path):
     assert first["errors"][2].startswith(another) and second["errors"][2] == first["errors"][2]
     another = "process 1 has another critic under the name ./critic than process 0 · "
     assert first["errors"][3].startswith(another) and second["errors"][3] == first["errors"][3]
+    another = "process 1 has another table of pass rates than process 0 · "
+    assert first["errors"][4].startswith(another) and second["errors"][4] == first["errors"][4]
     assert not (tmp_path / "run").exists()
 
 
