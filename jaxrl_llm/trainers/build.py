@@ -18,17 +18,13 @@ from jaxrl_llm.checkpoint.base_facts import base_facts, changes
 from jaxrl_llm.checkpoint.huggingface import save_folder
 from jaxrl_llm.checkpoint.manager import CheckpointManager
 from jaxrl_llm.checkpoint.pretrained import peek
-from jaxrl_llm.data.curriculum import CurriculumStream, make_stream
-from jaxrl_llm.data.pass_rates import read_pass_rates
+from jaxrl_llm.data.curriculum import CurriculumStream
 from jaxrl_llm.data.pipeline import (
     PromptStream,
-    check_lengths,
     check_same_heldout,
     content_digest,
-    make_prompt,
 )
-from jaxrl_llm.data.rollout_store import RolloutStore
-from jaxrl_llm.data.stored_runs import RunIdentity, StoredConfig
+from jaxrl_llm.data.stored_runs import RunIdentity
 from jaxrl_llm.errors import ConfigError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import init_adapter
@@ -36,10 +32,10 @@ from jaxrl_llm.models.placement import FREE, Place, Placement
 from jaxrl_llm.rollout.engine import Engine, EngineConfig, SamplingParams
 from jaxrl_llm.rollout.engines import Engines, Sampler, SplitEngine
 from jaxrl_llm.sharding.mesh import MeshConfig
-from jaxrl_llm.sharding.processes import check_alike, of_first, several
+from jaxrl_llm.sharding.processes import check_alike, of_first
 from jaxrl_llm.sharding.reshard import fetch
-from jaxrl_llm.text.chat import encode_prompt
 from jaxrl_llm.text.tokenizer import Tokenizer
+from jaxrl_llm.trainers.build_data import build_data, open_stored
 from jaxrl_llm.trainers.critic import shared_optimizer
 from jaxrl_llm.trainers.evaluate import evaluate
 from jaxrl_llm.trainers.loop import Run
@@ -67,7 +63,6 @@ from jaxrl_llm.trainers.settings import (
 )
 from jaxrl_llm.trainers.show import Show
 from jaxrl_llm.trainers.update import Reference, Updater
-from jaxrl_llm.types import Prompt
 
 
 def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, Any]) -> Run:
@@ -287,15 +282,6 @@ def build_source(
     )
 
 
-def open_stored(stored: StoredConfig, steps: int, identity: RunIdentity) -> RolloutStore:
-    """Stored rollouts for so many steps, the same in all processes."""
-    read = stored.open(steps, identity)
-    if several():
-        digests = [read.digest(step) for step in range(1, steps + 1)]
-        check_alike("set of stored rollouts", digests, "the same files on all hosts")
-    return read
-
-
 def build_functions(
     config: RLConfig,
     algorithm: Algorithm,
@@ -353,35 +339,6 @@ def split_weights(
         head = jnp.zeros((1, model_config.hidden_size), params["embed"].dtype)
         trained = {"decoder": trained, "score": place.put({"score": {"weight": head}})["score"]}
     return trained, frozen
-
-
-def build_data(
-    config: RLConfig, tokenizer: Tokenizer, model_config: ModelConfig, seed: int
-) -> tuple[Sequence[Any], list[Prompt], PromptStream | CurriculumStream]:
-    """Training records, held-out prompts and the prompt stream; all lengths checked."""
-    train, heldout = config.task.load()
-    if several():
-        tables = ((train[i] for i in range(len(train))), heldout)
-        check_alike("set of prompts", content_digest(tables), "the same files on all hosts")
-        if config.curriculum.table is not None:
-            rates = content_digest([sorted(read_pass_rates(config.curriculum.table).items())])
-            check_alike("table of pass rates", rates, "the same files on all hosts")
-
-    def encode(prompt):
-        return encode_prompt(prompt, tokenizer)
-
-    stream = make_stream(
-        train, encode, config.curriculum, seed=seed, batch=config.train.prompts_per_step
-    )
-    heldout_prompts = [make_prompt(record, encode) for record in heldout]
-    limits = (
-        config.sampler.max_prompt_tokens,
-        config.sampler.max_new_tokens,
-        model_config.max_position_embeddings,
-    )
-    check_lengths((make_prompt(record, encode) for record in train), *limits)
-    check_lengths(heldout_prompts, *limits)
-    return train, heldout_prompts, stream
 
 
 def total_updates(config: RLConfig) -> int:

@@ -26,13 +26,13 @@ from jaxrl_llm.text.chat import encode_prompt
 from jaxrl_llm.text.templates import with_template
 from jaxrl_llm.text.tokenizer import Tokenizer
 from jaxrl_llm.trainers.build import (
-    build_data,
     build_functions,
     engine_config,
     policy_form,
     split_weights,
     stop_ids,
 )
+from jaxrl_llm.trainers.build_data import build_data
 from jaxrl_llm.trainers.build_supervised import check_context, check_micro_batch
 from jaxrl_llm.trainers.encoders import encode_examples
 from jaxrl_llm.trainers.optimizers import make_optimizer

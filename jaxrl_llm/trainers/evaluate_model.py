@@ -17,7 +17,8 @@ import numpy as np
 from jaxrl_llm.checkpoint.pretrained import load
 from jaxrl_llm.errors import ConfigError, DataError
 from jaxrl_llm.rollout.engine import Engine, Request, SamplingParams
-from jaxrl_llm.trainers.build import build_data, engine_config, scoring_workers, stop_ids
+from jaxrl_llm.trainers.build import engine_config, scoring_workers, stop_ids
+from jaxrl_llm.trainers.build_data import build_data
 from jaxrl_llm.trainers.build_supervised import gather, make_trainer
 from jaxrl_llm.trainers.scoring import Scorer
 from jaxrl_llm.trainers.settings import RLConfig

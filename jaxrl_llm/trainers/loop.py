@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from jaxrl_llm.checkpoint.manager import CheckpointManager, abstract_like
 from jaxrl_llm.errors import NonFinite, UserError
-from jaxrl_llm.sharding.processes import exchange, several
+from jaxrl_llm.sharding.processes import exchange, of_first, several
 from jaxrl_llm.trainers.run_directory import RunDirectory
 
 Samples = list[Any]  # what a trainer lets people look at; its own `show` knows the kind
@@ -149,7 +149,8 @@ def _train(run: Run, stop: StopFlag) -> int:
 
 def resume(run: Run) -> int:
     """Continue from the newest checkpoint, if there is one; returns its step, or 0."""
-    step = run.checkpoints.latest_step()
+    # A disk that hosts share may show a checkpoint to some of them later.
+    step = of_first(run.checkpoints.latest_step, "newest checkpoint")
     if step is None:
         run.show.start(0)
         return 0

@@ -79,7 +79,8 @@ def talk(index: int, folder: pathlib.Path) -> dict:
     from jaxrl_llm.errors import UserError
     from jaxrl_llm.sharding.processes import exchange
     from jaxrl_llm.trainers import run_directory
-    from jaxrl_llm.trainers.build import build_data, keep_base, open_stored
+    from jaxrl_llm.trainers.build import keep_base
+    from jaxrl_llm.trainers.build_data import build_data, open_stored
 
     with open("/proc/self/status") as status:
         caught = next(line for line in status if line.startswith("SigCgt:")).split()[1]

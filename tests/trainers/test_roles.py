@@ -24,7 +24,8 @@ from jaxrl_llm.rollout import engines
 from jaxrl_llm.sharding.mesh import MeshConfig
 from jaxrl_llm.text.tokenizer import Tokenizer
 from jaxrl_llm.trainers import policy
-from jaxrl_llm.trainers.build import build_data, build_trainer, total_updates
+from jaxrl_llm.trainers.build import build_trainer, total_updates
+from jaxrl_llm.trainers.build_data import build_data
 from jaxrl_llm.trainers.offload import check_offload
 from jaxrl_llm.trainers.optimizers import make_schedule
 from jaxrl_llm.trainers.roles import check_reads, check_same_tokens, load_at
