@@ -20,6 +20,8 @@ import jax
 import numpy as np
 from jax._src import distributed  # what processes know of each other before devices are looked for
 from jax.experimental.multihost_utils import process_allgather
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from jaxrl_llm.errors import ConfigError, LostProcess, UserError
 
@@ -132,6 +134,30 @@ def exchange(value: Any, what: str) -> list[Any]:
                 hint="the same command, files and versions in all",
             )
     return [pickle.loads(packed) for _, packed in told]
+
+
+def connect(mesh: Mesh) -> None:
+    """Has the processes of a mesh make all connections that its collectives need at one time; all
+    call this together.
+
+    On a CPU gloo makes a group's connections in its first collective, and waits 30 s for the other
+    end: on a busy machine one process compiles a program for longer than another.
+    """
+    here = {device.process_index for device in mesh.devices.flat}
+    if len(here) < 2 or mesh.devices.flat[0].platform != "cpu":
+        return
+    names = [name for name in mesh.axis_names if mesh.shape[name] > 1]
+    sizes = range(1, len(names) + 1)
+    groups = [group for size in sizes for group in itertools.combinations(names, size)]
+
+    def sums() -> Any:
+        mine = jax.lax.axis_index(names) + 1  # what is alike everywhere would not be sent
+        return sum(jax.lax.psum(mine, group) for group in groups)
+
+    everywhere = jax.shard_map(sums, mesh=mesh, in_specs=(), out_specs=P(), check_vma=False)
+    program = jax.jit(everywhere).lower().compile()
+    _client().wait_at_barrier(f"jaxrl_llm/connect/{next(_EXCHANGES)}", _FOREVER_MS)
+    jax.block_until_ready(program())
 
 
 def share(items: Sequence[Any]) -> Sequence[Any]:

@@ -32,7 +32,7 @@ from jaxrl_llm.models.placement import FREE, Place, Placement
 from jaxrl_llm.rollout.engine import Engine, EngineConfig, SamplingParams
 from jaxrl_llm.rollout.engines import Engines, Sampler, SplitEngine
 from jaxrl_llm.sharding.mesh import MeshConfig
-from jaxrl_llm.sharding.processes import check_alike, of_first
+from jaxrl_llm.sharding.processes import check_alike, connect, of_first
 from jaxrl_llm.sharding.reshard import fetch
 from jaxrl_llm.text.tokenizer import Tokenizer
 from jaxrl_llm.trainers.build_data import build_data, open_stored
@@ -80,6 +80,7 @@ def build_run(config: RLConfig, directory: RunDirectory, settings: Mapping[str, 
     longest = config.sampler.max_prompt_tokens + config.sampler.max_new_tokens
     model_config = with_backend(base, config.model, context=longest)
     place = Placement.make(config.mesh, model_config)
+    connect(place.mesh)
     params = load_at(place, config.model.path, jnp.dtype(config.model.dtype))
     trainer = build_trainer(
         config, model_config, params, tokenizer, directory.seed, stream, identity
@@ -221,6 +222,7 @@ def reference_apart(
     """
     check_apart(config, algorithm)
     place = place_for(config, config.ref_mesh, "ref_mesh", model_config)
+    connect(place.mesh)
     functions = build_functions(config, algorithm, place.model, place)
     weights = jax.tree.map(jnp.copy, place.put(params))
     return Reference((None, weights), functions.logprobs, build_passes(config, place, seed))

@@ -34,7 +34,7 @@ from jaxrl_llm.models.placement import Placement
 from jaxrl_llm.models.score_heads import init_score_head
 from jaxrl_llm.monitor.progress import emit
 from jaxrl_llm.sharding.mesh import MeshConfig, nearest, row_parts
-from jaxrl_llm.sharding.processes import of_first
+from jaxrl_llm.sharding.processes import connect, of_first
 from jaxrl_llm.sharding.reshard import fetch
 from jaxrl_llm.text.templates import with_template
 from jaxrl_llm.text.tokenizer import Tokenizer
@@ -118,6 +118,7 @@ def gather(
     place = Placement.make(config.mesh, model_config)
     check_micro_batch(config, place.layout, row_parts(place.mesh))
     check_rows(place, config.model.dtype, shared=False)
+    connect(place.mesh)
     tokenizer = with_template(tokenizer, config.rows.chat_template)
     tokenizer = tokenizer if date is None else tokenizer.at_time(date)
     data = encode_examples(config, tokenizer)

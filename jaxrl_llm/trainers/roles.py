@@ -20,6 +20,7 @@ from jaxrl_llm.models.kernels.choice import Case, choose_pages, choose_rows
 from jaxrl_llm.models.placement import Placement
 from jaxrl_llm.models.transformer import abstract_params
 from jaxrl_llm.sharding.mesh import MeshConfig, row_parts
+from jaxrl_llm.sharding.processes import connect
 from jaxrl_llm.text.tokenizer import Tokenizer
 from jaxrl_llm.trainers.batching import RowPlan, plan_rows
 from jaxrl_llm.trainers.critic import Critic, make_critic_functions
@@ -180,6 +181,7 @@ def build_critic(
     check_same_tokens(tokenizer, own, path)
     model_config = with_backend(model_config, config.model, context=policy.context)
     place = place_for(config, config.critic.mesh, "critic.mesh", model_config)
+    connect(place.mesh)
     if path is not None and not is_score_folder(path):
         decoder = load_at(place, path, dtype)
     functions = make_critic_functions(

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run by test_processes.py: one of several processes that take the same steps together.
 
-``python process_steps.py PORT PROCESSES INDEX MESH [hang]``: prints losses and gradient norms of
-updates as JSON. With `hang` a process other than 0 stops for good after its first step.
+``python process_steps.py PORT PROCESSES INDEX MESH [hang] [late]``: prints losses and gradient
+norms of updates as JSON. With `hang` a process other than 0 stops for good after its first step,
+with `late` it begins that one after 40 s.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 import jax
 
 
-def main(port: str, processes: int, index: int, mesh: str, hang: bool) -> None:
+def main(port: str, processes: int, index: int, mesh: str, how: list[str]) -> None:
     from jaxrl_llm.sharding.joining import start
     from jaxrl_llm.sharding.processes import ProcessConfig, Watchdog
 
@@ -28,6 +29,7 @@ def main(port: str, processes: int, index: int, mesh: str, hang: bool) -> None:
     from mesh_problems import PLAIN, accumulator, micro_batches, parse, rl_problem
 
     from jaxrl_llm.models.placement import Placement
+    from jaxrl_llm.sharding.processes import connect
 
     params, batch, loss = rl_problem(PLAIN, "float32")
     place = Placement.make(parse(mesh), PLAIN)
@@ -45,6 +47,9 @@ def main(port: str, processes: int, index: int, mesh: str, hang: bool) -> None:
     apply = place.jit(apply, donate_argnums=(0, 1))
     norm = place.jit(optax.tree.norm)
     with Watchdog(3.0):
+        connect(place.mesh)
+        if "late" in how and index > 0:
+            time.sleep(40)
         params = place.put(params)
         state, found = init(params), []
         for _ in range(3):
@@ -56,7 +61,7 @@ def main(port: str, processes: int, index: int, mesh: str, hang: bool) -> None:
             found.append([total, float(norm(grads))])
             params, state = apply(params, state, grads)
             print(json.dumps({"step": len(found)}), flush=True)
-            if hang and index > 0:
+            if "hang" in how and index > 0:
                 time.sleep(1000)
         leaves = jax.tree.leaves(params)
         result = {
@@ -72,4 +77,4 @@ def main(port: str, processes: int, index: int, mesh: str, hang: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:2], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], "hang" in sys.argv)
+    main(*sys.argv[1:2], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5:])

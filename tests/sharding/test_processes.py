@@ -70,6 +70,13 @@ def test_processes_take_the_steps_of_one(processes, devices, mesh, rows):
 
 
 @pytest.mark.full
+def test_who_compiles_for_long_is_waited_for():
+    """Longer than the 30 s that gloo gives the other end of a connection."""
+    found = results(2, 2, "data=2,fsdp=2", "late")
+    assert [len(one["steps"]) for one in found] == [3, 3]
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_process_is_one_line_on_the_others(stop):
     with running(2, 2, "data=2,fsdp=2", "hang") as (first, second):
