@@ -16,7 +16,7 @@ from jaxrl_llm.plan.estimate import (
     mfu_range,
     sampler_phase,
 )
-from jaxrl_llm.plan.flops import Pass, stage_layers
+from jaxrl_llm.plan.flops import Pass, held_layers
 from jaxrl_llm.plan.hardware import Topology
 from jaxrl_llm.plan.memory import ALONE, sampler_share, sampler_weights, tree_bytes
 from jaxrl_llm.plan.workload import Workload
@@ -116,7 +116,7 @@ def exchanged_by_axis(load: Workload, layout: MeshConfig, *, learns: bool) -> di
     often, depth, forwards = 1, model.num_layers, 1 + (learns and load.remat)
     if layout.pipeline > 1:
         often = ticks(layout.in_flight, layout.pipeline, layout.rounds)
-        depth = stage_layers(model, layout) // layout.rounds  # of one round
+        depth = held_layers(model, layout) // layout.rounds  # of one round
         layers *= depth / model.num_layers
         forwards += learns
     tokens = load.micro * load.width / (layout.data * layout.fsdp)

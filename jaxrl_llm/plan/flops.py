@@ -23,7 +23,7 @@ from jaxrl_llm.types import Reach
 
 Kind = Literal["decode", "forward", "update"]
 
-ALONE = MeshConfig(data=1)
+ALONE = MeshConfig(data=1)  # one device; of a sampler the first one of each host
 
 # How often a forward pass's FLOPs each kind of pass takes.
 TIMES: dict[str, float] = {"decode": 1.0, "forward": 1.0, "update": 3.0}
@@ -118,7 +118,7 @@ class Pass:
                 times += layers
             works = layout.rounds * layout.in_flight
             times *= ticks(layout.in_flight, layout.pipeline, layout.rounds) / works
-            times *= layout.pipeline * stage_layers(model, layout) / model.num_layers
+            times *= layout.pipeline * held_layers(model, layout) / model.num_layers
         # The head works chunk by chunk, the last of which is moved back over rows done before; its
         # logits are formed again in the backward pass.
         chunk = min(VOCAB_CHUNK, model.vocab_size)
@@ -127,7 +127,7 @@ class Pass:
         return self.places * (times + head_times * self.head * head)
 
 
-def stage_layers(model: ModelConfig, layout: MeshConfig) -> int:
+def held_layers(model: ModelConfig, layout: MeshConfig) -> int:
     """Layers that a device holds: those of its stage in every round, with what fills them up."""
     return layout.rounds * math.ceil(model.num_layers / (layout.pipeline * layout.rounds))
 

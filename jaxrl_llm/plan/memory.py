@@ -24,7 +24,7 @@ from jaxrl_llm.models.axes import axis_sizes, tree_axes
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.heads import VOCAB_CHUNK
 from jaxrl_llm.models.transformer import abstract_params
-from jaxrl_llm.plan.flops import stage_layers
+from jaxrl_llm.plan.flops import ALONE, held_layers
 from jaxrl_llm.plan.workload import ITEMSIZE, Workload
 from jaxrl_llm.rollout.engines import engine_share
 from jaxrl_llm.rollout.settings import EngineConfig, default_pool
@@ -35,7 +35,6 @@ from jaxrl_llm.sharding.rules import ZERO, Kind, mesh_axes
 WIDE = 4  # bytes of a float32
 MAY_WAIT = ("optimiser", "critic", "reference")  # in the host's memory while the sampler runs
 GRADIENTS = ("output head", "layers", "embedding")  # phases of computing gradients
-ALONE = MeshConfig(data=1)  # a sampler on the first device of each host
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +136,7 @@ def tree_bytes(
     leaves = jax.tree.map(leaf, params, tree_axes(params, model))
     layers = sum(leaves.pop("layers").values())
     others = 0.0 if layers_only else sum(leaves.values())
-    return itemsize * (others + layers * stage_layers(model, layout) / model.num_layers)
+    return itemsize * (others + layers * held_layers(model, layout) / model.num_layers)
 
 
 def abstract_mesh(layout: MeshConfig) -> AbstractMesh:
@@ -207,7 +206,7 @@ def update_phases(load: Workload, layout: MeshConfig) -> dict[str, dict[str, flo
     if layout.pipeline > 1:
         runs = ticks(layout.in_flight, layout.pipeline, layout.rounds)
         kept = {"activations": (runs / layout.in_flight + 1) * tokens * stream}
-        depth = stage_layers(model, layout) / layout.rounds
+        depth = held_layers(model, layout) / layout.rounds
         tick = {"activations of a tick": depth * tokens / layout.in_flight * each}
     table = model.vocab_size * model.hidden_size / _parts(model.vocab_size, layout.tensor)
     head_grad = {"gradient of the head": table * WIDE / layout.fsdp}

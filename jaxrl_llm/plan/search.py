@@ -13,7 +13,7 @@ from jaxrl_llm.models.placement import check_fit
 from jaxrl_llm.plan.costing import make_bill
 from jaxrl_llm.plan.hardware import Topology
 from jaxrl_llm.plan.memory import ALONE, Memory, plan_memory
-from jaxrl_llm.plan.verdict import ROOM
+from jaxrl_llm.plan.verdict import ROOM, fits_model
 from jaxrl_llm.plan.workload import Workload
 from jaxrl_llm.rollout.engines import check_layout
 from jaxrl_llm.sharding.mesh import MeshConfig
@@ -74,7 +74,7 @@ def choose_sampler(load: Workload, topology: Topology, layout: MeshConfig) -> Me
         return ALONE
     devices = topology.host_devices
     sizes = [MeshConfig(data=devices // n, tensor=n) for n in _divisors(devices)]
-    sizes = [size for size in sizes if _divides(size, load.model, devices)]
+    sizes = [size for size in sizes if fits_model(size, load.model, devices)]
     limit = ROOM * topology.chip.device_memory
     peaks = [plan_memory(load, layout, size).peak for size in sizes]
     return next(
@@ -136,16 +136,8 @@ def layouts(model: ModelConfig, devices: int, base: MeshConfig = PLAIN) -> Itera
             sizes = {"data": rest // (tensor * fsdp), "fsdp": fsdp, "tensor": tensor}
             zero = base.zero if fsdp > 1 else 3  # it says what is split over fsdp
             layout = dataclasses.replace(base, **sizes, zero=zero)
-            if _divides(layout, model, devices):
+            if fits_model(layout, model, devices):
                 yield layout
-
-
-def _divides(layout: MeshConfig, model: ModelConfig, devices: int) -> bool:
-    try:
-        check_fit(layout, model, devices)
-    except ConfigError:
-        return False
-    return True
 
 
 def _divisors(number: int) -> list[int]:

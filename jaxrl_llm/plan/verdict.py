@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from jaxrl_llm.errors import ConfigError
+from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.placement import check_fit
 from jaxrl_llm.plan.compile import Compiled
 from jaxrl_llm.plan.hardware import Topology
@@ -195,7 +196,7 @@ def _sampler_knobs(term: str, run: Run, topology: Topology) -> Iterator[Turned]:
             yield f"--sampler.slots={half}", run.other(sampler=fewer)
     for parts in range(sampler.tensor + 1, devices + 1):
         split = MeshConfig(data=devices // parts, tensor=parts)
-        if devices % parts == 0 and fits_model(split, run, devices):
+        if devices % parts == 0 and fits_model(split, load.model, devices):
             yield sampler_turned(run, split)
 
 
@@ -218,15 +219,15 @@ def _mesh_knobs(term: str, run: Run, topology: Topology) -> Iterator[Turned]:
             continue
         zero = layout.zero if size["fsdp"] > 1 else 3
         other = dataclasses.replace(layout, **size, zero=zero)
-        if fits_model(other, run, devices):
+        if fits_model(other, run.load.model, devices):
             knob = " ".join(f"--mesh.{axis}={parts}" for axis, parts in size.items())
             yield knob, dataclasses.replace(run, layout=other)
 
 
-def fits_model(layout: MeshConfig, run: Run, devices: int) -> bool:
-    """Whether a mesh divides the run's model."""
+def fits_model(layout: MeshConfig, model: ModelConfig, devices: int) -> bool:
+    """Whether a mesh divides a model."""
     try:
-        check_fit(layout, run.load.model, devices)
+        check_fit(layout, model, devices)
     except ConfigError:
         return False
     return True
